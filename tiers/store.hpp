@@ -1,0 +1,95 @@
+// The NVMe store: the tier's files, with two slots for every piece of training state and a commit record that flips them all at
+// once. What is committed survives a crash at any instant; what is not committed never happened.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+
+namespace strata::tiers {
+
+/// One contiguous piece of state that is read and written whole (a section of a tile).
+struct ExtentSpec {
+  std::string name;    // for messages: "block 3 tile 0 momentum"
+  uint64_t bytes = 0;  // exact; the store pads it on disk
+};
+
+enum class IoEngineKind { automatic, io_uring, threads };
+
+struct StoreDirectory {
+  std::filesystem::path path;
+  uint64_t capacity_bytes = 0;
+};
+
+struct StoreOptions {
+  std::vector<StoreDirectory> directories;  // several are striped by whole extents
+  IoEngineKind engine = IoEngineKind::automatic;
+  std::string fingerprint;                  // of model, formats and layout: a store made for another is refused
+  std::vector<ExtentSpec> state;            // two slots each, durable by commit()
+  std::vector<ExtentSpec> scratch;          // one slot each, gone when the store closes (anonymous file)
+};
+
+/// Called once, on a thread of the store's; null when the transfer is whole and its checksum right. Must be short.
+using IoCallback = std::function<void(std::exception_ptr error)>;
+
+/// What a store's files say without opening them for a run.
+struct StoreSummary {
+  std::string fingerprint;
+  uint64_t generation = 0;
+  std::string record;  // the payload of the newest valid commit
+  std::vector<ExtentSpec> state;
+  uint64_t bytes_on_disk = 0;
+};
+
+/// Transfers are asynchronous and may complete in any order. Buffers are 4096-byte aligned, have room up to the next multiple of
+/// 4096, and belong to the store until the callback. At most one transfer per extent and direction is in flight at a time, and a
+/// read of an extent is issued after the callback of its write. Thread-safe.
+class NvmeStore {
+ public:
+  /// Makes the files (0600, in directories made 0700), preallocated, and takes the directory locks. Throws busy (another run's
+  /// process id), resource_exhausted (needed and free bytes), io. An existing store with the same paths is replaced.
+  static std::unique_ptr<NvmeStore> create(const StoreOptions& options);
+  /// Opens a store that has a commit. Throws invalid_data when the fingerprint or the extents differ (the text says how),
+  /// data_corruption when no commit record is whole.
+  static std::unique_ptr<NvmeStore> open(const StoreOptions& options);
+  /// Whether these directories hold a store with at least one commit.
+  static bool has_commit(const std::vector<std::filesystem::path>& directories);
+  static StoreSummary inspect(const std::filesystem::path& directory);
+  virtual ~NvmeStore() = default;
+
+  /// The newest content: what this generation wrote, else what is committed. The checksum is verified before the callback.
+  virtual void read_state(uint32_t extent, std::byte* buffer, IoCallback done) = 0;
+  /// Goes to the slot that is not committed.
+  virtual void write_state(uint32_t extent, const std::byte* buffer, IoCallback done) = 0;
+  virtual void read_scratch(uint32_t extent, std::byte* buffer, IoCallback done) = 0;
+  virtual void write_scratch(uint32_t extent, const std::byte* buffer, IoCallback done) = 0;
+
+  /// Makes every write since the last commit durable and current, with `record` (at most 64 KiB, the trainer's own state).
+  /// Extents not written keep their committed slot. Blocks. Precondition: no write in flight.
+  virtual void commit(const std::string& record) = 0;
+  /// Forgets every write since the last commit: reads give the committed content again.
+  virtual void discard() = 0;
+
+  virtual uint64_t generation() const = 0;           // commits so far, over all runs
+  virtual std::string record() const = 0;            // of the newest commit; empty before the first
+  /// Reads every committed extent and verifies it; returns a line for each that is broken.
+  virtual std::vector<std::string> verify(const std::function<void(uint64_t done, uint64_t total)>& progress) = 0;
+
+  virtual uint64_t bytes_read() const = 0;
+  virtual uint64_t bytes_written() const = 0;
+  virtual uint64_t bytes_on_disk() const = 0;
+  /// "io_uring, O_DIRECT" or why not, a sentence for the log.
+  virtual std::string engine_description() const = 0;
+};
+
+/// What create() would need, for plans and refusals.
+uint64_t store_bytes_needed(const StoreOptions& options);
+
+}  // namespace strata::tiers
