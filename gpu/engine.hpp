@@ -1,5 +1,5 @@
 // The transformer engine: forward and backward of one unit for one micro-batch, as work on a stream. It owns no memory of the
-// device; the caller gives every buffer, so the caller's plan is exact.
+// device but its constant tables; the caller gives every buffer, so the caller's plan is exact.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,8 @@ class Engine {
   virtual uint64_t saved_bytes() const = 0;
   /// Scratch for any one call; nothing in it lives from one call to the next.
   virtual uint64_t workspace_bytes() const = 0;
+  /// Constant tables (RoPE) that the engine took from the device at creation.
+  virtual uint64_t table_bytes() const = 0;
   /// Room for the prepared form of a unit's weights (0 where none is used). For a tied head, the head unit's prepared buffer
   /// holds the prepared embedding.
   virtual uint64_t prepared_bytes(int unit, Pass pass) const = 0;
