@@ -1,0 +1,299 @@
+#include "core/topology.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "core/error.hpp"
+
+#if STRATA_HAVE_HWLOC
+#include <hwloc.h>
+#endif
+
+namespace strata {
+namespace {
+
+std::optional<std::string> first_line(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  if (!std::getline(in, line)) return std::nullopt;
+  return line;
+}
+
+std::optional<uint64_t> parse_number(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end == text.data()) return std::nullopt;
+  return value;
+}
+
+std::optional<uint64_t> number_in(const std::filesystem::path& file) {
+  const auto line = first_line(file);
+  return line ? parse_number(*line) : std::nullopt;
+}
+
+/// "32768K" or "1024" (sysfs cache sizes) in bytes.
+uint64_t parse_cache_size(const std::string& text) {
+  const uint64_t value = parse_number(text).value_or(0);
+  if (text.find('K') != std::string::npos) return value << 10;
+  if (text.find('M') != std::string::npos) return value << 20;
+  return value;
+}
+
+/// The number after `key` in a file of "key: value" or "key value" lines.
+std::optional<uint64_t> number_after(const std::filesystem::path& file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string word;
+    uint64_t value = 0;
+    if (words >> word >> value && (word == key || word == key + ":")) return value;
+  }
+  return std::nullopt;
+}
+
+std::vector<NumaNode> complete_nodes(std::vector<NumaNode> nodes, const std::vector<int>& processors) {
+  std::set<int> unclaimed(processors.begin(), processors.end());
+  for (auto& node : nodes)
+    std::erase_if(node.processors, [&](int processor) { return unclaimed.erase(processor) == 0; });
+  std::erase_if(nodes, [](const NumaNode& node) { return node.processors.empty(); });
+  std::sort(nodes.begin(), nodes.end(), [](const NumaNode& a, const NumaNode& b) { return a.id < b.id; });
+  if (nodes.empty()) nodes.push_back({});
+  nodes.front().processors.insert(nodes.front().processors.end(), unclaimed.begin(), unclaimed.end());
+  for (auto& node : nodes) std::sort(node.processors.begin(), node.processors.end());
+  return nodes;
+}
+
+/// The directories of the process's cgroup for `controller`, from its own to the top of the mount; empty where there is none.
+std::vector<std::filesystem::path> cgroup_directories(const std::filesystem::path& root, const std::string& controller,
+                                                      bool version2) {
+  const auto lists = [&](const std::string& names) {
+    std::istringstream in(names);
+    for (std::string name; std::getline(in, name, ',');)
+      if (name == controller) return true;
+    return false;
+  };
+  std::string group;  // of this process, as the cgroup namespace shows it
+  {
+    std::ifstream in(root / "proc/self/cgroup");
+    for (std::string line; std::getline(in, line);) {  // "4:memory:/a/b", "0::/a/b"
+      const auto first = line.find(':');
+      const auto second = line.find(':', first + 1);
+      if (first == std::string::npos || second == std::string::npos) continue;
+      const std::string controllers = line.substr(first + 1, second - first - 1);
+      if (version2 ? line.compare(0, 3, "0::") == 0 : lists(controllers)) group = line.substr(second + 1);
+    }
+  }
+  if (group.empty()) return {};
+
+  std::ifstream in(root / "proc/self/mountinfo");
+  for (std::string line; std::getline(in, line);) {
+    // "36 35 98:0 /group /mount/point rw,noatime shared:1 - cgroup cgroup rw,memory"
+    const auto separator = line.find(" - ");
+    if (separator == std::string::npos) continue;
+    std::istringstream left(line), right(line.substr(separator + 3));
+    std::string id, parent, device, mount_root, mount_point, type, source, options;
+    left >> id >> parent >> device >> mount_root >> mount_point;
+    right >> type >> source >> options;
+    if (version2 ? type != "cgroup2" : type != "cgroup" || !lists(options)) continue;
+    std::string inside = group;  // relative to the mount, which may show only a subtree
+    if (mount_root != "/" && inside.compare(0, mount_root.size(), mount_root) == 0) inside.erase(0, mount_root.size());
+    const std::filesystem::path top = root / std::filesystem::path(mount_point).relative_path();
+    std::filesystem::path directory = (top / std::filesystem::path(inside).relative_path()).lexically_normal();
+    std::error_code ignored;
+    if (inside.find("..") != std::string::npos || !std::filesystem::is_directory(directory, ignored)) directory = top;
+    if (!directory.has_filename()) directory = directory.parent_path();
+    const std::filesystem::path stop = top.lexically_normal();
+    std::vector<std::filesystem::path> directories{directory};
+    while (directory != stop && directories.size() < 64) directories.push_back(directory = directory.parent_path());
+    return directories;
+  }
+  return {};
+}
+
+struct CgroupMemory {
+  std::optional<uint64_t> limit;
+  uint64_t free = UINT64_MAX;  // under the tightest ancestor
+};
+
+CgroupMemory cgroup_memory(const std::filesystem::path& root) {
+  CgroupMemory result;
+  const auto account = [&](std::optional<uint64_t> limit, std::optional<uint64_t> used, uint64_t reclaimable) {
+    // Version 1 writes "no limit" as the largest multiple of a page below 2^63.
+    if (!limit || *limit >= (uint64_t{1} << 62)) return;
+    result.limit = std::min(result.limit.value_or(UINT64_MAX), *limit);
+    const uint64_t taken = used.value_or(0) - std::min(used.value_or(0), reclaimable);
+    result.free = std::min(result.free, *limit - std::min(*limit, taken));
+  };
+  for (const auto& directory : cgroup_directories(root, "memory", true)) {
+    // memory.high throttles to a crawl before memory.max kills: both are walls.
+    const auto used = number_in(directory / "memory.current");
+    const uint64_t reclaimable = number_after(directory / "memory.stat", "inactive_file").value_or(0);
+    account(number_in(directory / "memory.max"), used, reclaimable);
+    account(number_in(directory / "memory.high"), used, reclaimable);
+  }
+  for (const auto& directory : cgroup_directories(root, "memory", false))
+    account(number_in(directory / "memory.limit_in_bytes"), number_in(directory / "memory.usage_in_bytes"),
+            number_after(directory / "memory.stat", "total_inactive_file").value_or(0));
+  return result;
+}
+
+#if STRATA_HAVE_HWLOC
+std::vector<int> to_processors(hwloc_const_bitmap_t set) {
+  std::vector<int> processors;
+  if (!set) return processors;
+  for (int i = hwloc_bitmap_first(set); i >= 0; i = hwloc_bitmap_next(set, i)) processors.push_back(i);
+  return processors;
+}
+
+/// hwloc's nodes; empty when hwloc could not look at the machine.
+std::vector<NumaNode> numa_nodes_from_hwloc() {
+  hwloc_topology_t topology = nullptr;
+  if (hwloc_topology_init(&topology) != 0) return {};
+  std::vector<NumaNode> nodes;
+  if (hwloc_topology_load(topology) == 0) {
+    hwloc_obj_t node = nullptr;
+    while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != nullptr)
+      nodes.push_back({static_cast<int>(node->os_index), to_processors(node->cpuset), node->attr->numanode.local_memory});
+  }
+  hwloc_topology_destroy(topology);
+  return nodes;
+}
+#endif
+
+}  // namespace
+
+std::vector<int> usable_processors() {
+  // The kernel refuses a mask smaller than its own; machines beyond CPU_SETSIZE exist.
+  for (int size = CPU_SETSIZE; size <= (1 << 20); size *= 2) {
+    cpu_set_t* set = CPU_ALLOC(size);
+    const size_t bytes = CPU_ALLOC_SIZE(size);
+    std::vector<int> processors;
+    CPU_ZERO_S(bytes, set);
+    const bool ok = sched_getaffinity(0, bytes, set) == 0;
+    const int error_number = errno;
+    for (int i = 0; ok && i < size; ++i)
+      if (CPU_ISSET_S(i, bytes, set)) processors.push_back(i);
+    CPU_FREE(set);
+    if (ok) return processors;
+    if (error_number != EINVAL)
+      throw Error(ErrorCode::io, "cannot read the affinity mask: " + system_reason(error_number));
+  }
+  throw Error(ErrorCode::io, "cannot read the affinity mask: it has more than 2^20 processors");
+}
+
+int usable_processor_count() { return static_cast<int>(usable_processors().size()); }
+
+std::vector<NumaNode> numa_nodes() {
+  const auto processors = usable_processors();
+#if STRATA_HAVE_HWLOC
+  if (auto nodes = numa_nodes_from_hwloc(); !nodes.empty()) return complete_nodes(std::move(nodes), processors);
+#endif
+  return numa_nodes_from_system("/", processors);
+}
+
+std::vector<NumaNode> numa_nodes_from_system(const std::filesystem::path& root, const std::vector<int>& processors) {
+  std::vector<NumaNode> nodes;
+  const auto directory = root / "sys/devices/system/node";
+  for (const int id : parse_processor_list(first_line(directory / "online").value_or(""))) {
+    const auto node = directory / ("node" + std::to_string(id));
+    NumaNode found{id, parse_processor_list(first_line(node / "cpulist").value_or("")), 0};
+    std::ifstream in(node / "meminfo");
+    for (std::string line; std::getline(in, line);) {  // "Node 0 MemTotal:  24607232 kB"
+      if (const auto at = line.find("MemTotal:"); at != std::string::npos) {
+        std::istringstream value(line.substr(at + 9));
+        uint64_t kib = 0;
+        if (value >> kib) found.memory_bytes = kib << 10;
+      }
+    }
+    nodes.push_back(std::move(found));
+  }
+  return complete_nodes(std::move(nodes), processors);
+}
+
+MemoryInfo memory_info(const std::filesystem::path& root) {
+  const auto file = root / "proc/meminfo";
+  const auto total = number_after(file, "MemTotal");
+  const auto available = number_after(file, "MemAvailable");
+  if (!total)
+    throw Error(ErrorCode::io, "cannot learn how much memory there is", file.string(),
+                "make /proc visible to this process");
+  const CgroupMemory cgroup = cgroup_memory(root);
+  MemoryInfo info;
+  info.cgroup_limit_bytes = cgroup.limit;
+  info.total_bytes = std::min(*total << 10, cgroup.limit.value_or(UINT64_MAX));
+  info.available_bytes = std::min({available.value_or(*total) << 10, cgroup.free, info.total_bytes});
+  return info;
+}
+
+std::optional<double> processor_quota(const std::filesystem::path& root) {
+  std::optional<double> quota;
+  const auto account = [&](double time, double period) {
+    if (time > 0 && period > 0) quota = std::min(quota.value_or(time / period), time / period);
+  };
+  for (const auto& directory : cgroup_directories(root, "cpu", true)) {
+    std::istringstream words(first_line(directory / "cpu.max").value_or(""));  // "max 100000" or "250000 100000"
+    double time = 0, period = 0;
+    if (words >> time >> period) account(time, period);
+  }
+  for (const auto& directory : cgroup_directories(root, "cpu", false))  // -1 (no quota) is not a number here
+    account(static_cast<double>(number_in(directory / "cpu.cfs_quota_us").value_or(0)),
+            static_cast<double>(number_in(directory / "cpu.cfs_period_us").value_or(0)));
+  return quota;
+}
+
+ProcessorInfo processor_info(const std::filesystem::path& root) {
+  ProcessorInfo info;
+  std::set<std::string> flags;
+  std::ifstream in(root / "proc/cpuinfo");
+  for (std::string line; std::getline(in, line) && (info.name.empty() || flags.empty());) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const std::string key = line.substr(0, line.find_last_not_of(" \t:", colon) + 1);
+    std::istringstream words(line.substr(colon + 1));
+    if (key == "model name" && info.name.empty()) std::getline(words >> std::ws, info.name);
+    if (key == "flags" || key == "Features")  // x86 / ARM
+      for (std::string word; words >> word;) flags.insert(word);
+  }
+  if (info.name.empty()) info.name = "unknown processor";
+  for (const char* name : {"sse2", "ssse3", "sse4_1", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512dq",
+                           "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd",
+                           "asimdhp", "bf16", "sve", "sve2", "svebf16"})
+    if (flags.count(name)) info.instruction_sets.push_back(name);
+  for (int index = 0; index < 16; ++index) {
+    const auto cache = root / "sys/devices/system/cpu/cpu0/cache" / ("index" + std::to_string(index));
+    const auto level = number_in(cache / "level");
+    if (!level) break;
+    const uint64_t bytes = parse_cache_size(first_line(cache / "size").value_or(""));
+    if (*level == 2) info.l2_bytes = bytes;
+    if (*level == 3) info.l3_bytes = bytes;
+  }
+  return info;
+}
+
+std::vector<int> parse_processor_list(const std::string& text) {
+  std::vector<int> list;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (at < end) {
+    int first = 0;
+    auto parsed = std::from_chars(at, end, first);
+    if (parsed.ec != std::errc() || first < 0) break;
+    int last = first;
+    if (parsed.ptr < end && *parsed.ptr == '-') {
+      parsed = std::from_chars(parsed.ptr + 1, end, last);
+      if (parsed.ec != std::errc() || last < first || last - first > (1 << 20)) break;
+    }
+    for (int i = first; i <= last; ++i) list.push_back(i);
+    if (parsed.ptr == end || *parsed.ptr != ',') break;
+    at = parsed.ptr + 1;
+  }
+  return list;
+}
+
+}  // namespace strata

@@ -1,0 +1,56 @@
+// What this machine offers the process: processors of its affinity mask, NUMA nodes, memory under its cgroup limits, caches and
+// instruction sets.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace strata {
+
+/// Processors (their system numbers, ascending) in the calling thread's affinity mask. No environment variable changes the answer,
+/// except through a thread that an OpenMP run-time already bound (OMP_PROC_BIND binds the main thread before main()).
+std::vector<int> usable_processors();
+int usable_processor_count();
+
+struct NumaNode {
+  int id = 0;                   // the system's number
+  std::vector<int> processors;  // the usable ones, ascending; at least one
+  uint64_t memory_bytes = 0;    // 0 where the system does not say
+  bool operator==(const NumaNode&) const = default;
+};
+
+/// The NUMA nodes that have a usable processor, ascending by id. A processor that no node claims goes to the first node, so
+/// together the nodes hold every usable processor exactly once. Never empty.
+std::vector<NumaNode> numa_nodes();
+
+struct MemoryInfo {
+  uint64_t total_bytes = 0;                    // of the machine, or of the tightest cgroup when that is less
+  uint64_t available_bytes = 0;                // what can still be taken without swapping, under every limit
+  std::optional<uint64_t> cgroup_limit_bytes;  // the tightest limit of the process's cgroup and its ancestors
+};
+
+/// Memory now. `root` stands before /proc and /sys (for tests). Throws Error{io} when /proc/meminfo cannot be read.
+MemoryInfo memory_info(const std::filesystem::path& root = "/");
+
+/// The processors that a cgroup bandwidth quota (v1 or v2) amounts to, e.g. 2.5; absent without a quota.
+std::optional<double> processor_quota(const std::filesystem::path& root = "/");
+
+struct ProcessorInfo {
+  std::string name;         // "AMD EPYC", as the system has it
+  uint64_t l2_bytes = 0;    // of one instance; 0 where the system does not say
+  uint64_t l3_bytes = 0;
+  std::vector<std::string> instruction_sets;  // those that matter here, as the kernel spells them: "avx2", "avx512_bf16", "sve"
+};
+
+ProcessorInfo processor_info(const std::filesystem::path& root = "/");
+
+/// numa_nodes() from /sys alone, for `processors`: what is used when the build has no hwloc.
+std::vector<NumaNode> numa_nodes_from_system(const std::filesystem::path& root, const std::vector<int>& processors);
+
+/// "0-2,8" -> 0 1 2 8; an empty or broken list gives what could be read before the defect.
+std::vector<int> parse_processor_list(const std::string& text);
+
+}  // namespace strata
