@@ -24,6 +24,7 @@ struct RopeConfig {
   double beta_fast = 32.0;             // yarn
   double beta_slow = 1.0;              // yarn
   std::optional<double> attention_factor;   // yarn; by default 0.1 ln(factor) + 1
+  bool truncate = true;                      // yarn: whole dimensions bound the ramp
   int64_t original_max_positions = 0;  // dynamic, llama3, yarn
 };
 

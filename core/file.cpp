@@ -1,0 +1,159 @@
+#include "core/file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <random>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace strata {
+namespace {
+
+// Linux moves at most 0x7ffff000 bytes a call; a smaller piece keeps a failing transfer easy to name.
+constexpr uint64_t kPieceBytes = 64ull << 20;
+
+[[noreturn]] void throw_system_error(int error_number, const std::string& action, const std::filesystem::path& path) {
+  const bool full = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
+  throw Error(full ? ErrorCode::resource_exhausted : ErrorCode::io,
+              fmt::format("{}: {}", action, system_reason(error_number)), path.string(),
+              full ? "free some space there or choose another directory" : "");
+}
+
+}  // namespace
+
+ReadOnlyFile::ReadOnlyFile(std::filesystem::path path) : path_(std::move(path)) {
+  // O_NONBLOCK: opening a FIFO by mistake must fail the check below, not hang.
+  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+  if (descriptor_ < 0) throw_system_error(errno, "cannot open for reading", path_);
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) {
+    const int reason = errno;
+    ::close(std::exchange(descriptor_, -1));
+    throw_system_error(reason, "cannot read the file's size", path_);
+  }
+  if (!S_ISREG(status.st_mode)) {
+    ::close(std::exchange(descriptor_, -1));
+    throw Error(ErrorCode::io, "not a regular file", path_.string());
+  }
+  size_ = static_cast<uint64_t>(status.st_size);
+}
+
+ReadOnlyFile::ReadOnlyFile(ReadOnlyFile&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), size_(other.size_) {}
+
+ReadOnlyFile& ReadOnlyFile::operator=(ReadOnlyFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+ReadOnlyFile::~ReadOnlyFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void ReadOnlyFile::read(uint64_t offset, void* out, uint64_t bytes) const {
+  char* to = static_cast<char*>(out);
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t piece = std::min(bytes - done, kPieceBytes);
+    const ssize_t got = ::pread(descriptor_, to + done, piece, static_cast<off_t>(offset + done));
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      throw_system_error(errno, fmt::format("reading {} bytes at offset {} failed", bytes, offset), path_);
+    }
+    if (got == 0) {
+      throw Error(ErrorCode::invalid_data,
+                  fmt::format("the file ends at offset {} where {} more bytes are needed", offset + done, bytes - done),
+                  path_.string(), "the file is truncated or was changed while in use; get a whole copy of it");
+    }
+    done += static_cast<uint64_t>(got);
+  }
+}
+
+void ReadOnlyFile::drop_cached(uint64_t offset, uint64_t bytes) const {
+  // Only advice: a refusal changes nothing that matters.
+  static_cast<void>(::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED));
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  std::random_device random;
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    temporary_ = path_;
+    temporary_ += fmt::format(".tmp-{:08x}", random());
+    descriptor_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (descriptor_ >= 0) return;
+    if (errno != EEXIST) break;
+  }
+  throw_system_error(errno, "cannot create the file", path_);
+}
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::move(other.temporary_)),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+AtomicFile::~AtomicFile() { discard(); }
+
+void AtomicFile::discard() noexcept {
+  if (descriptor_ < 0) return;
+  ::close(std::exchange(descriptor_, -1));
+  ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::preallocate(uint64_t bytes) {
+  if (bytes == 0) return;
+  int result = 0;
+  do {
+    result = ::fallocate(descriptor_, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (result == EINTR);
+  if (result == EOPNOTSUPP || result == ENOSYS) {  // the file system cannot reserve: at least fix the size
+    result = ::ftruncate(descriptor_, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  }
+  if (result != 0) throw_system_error(result, fmt::format("cannot reserve {} bytes", bytes), path_);
+}
+
+void AtomicFile::write(uint64_t offset, const void* data, uint64_t bytes) {
+  const char* from = static_cast<const char*>(data);
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t piece = std::min(bytes - done, kPieceBytes);
+    const ssize_t put = ::pwrite(descriptor_, from + done, piece, static_cast<off_t>(offset + done));
+    if (put < 0) {
+      if (errno == EINTR) continue;
+      throw_system_error(errno, fmt::format("writing {} bytes at offset {} failed", bytes, offset), path_);
+    }
+    STRATA_CHECK(put != 0, "pwrite of {} bytes at {} wrote nothing", piece, offset + done);
+    done += static_cast<uint64_t>(put);
+  }
+}
+
+void AtomicFile::finish() {
+  STRATA_CHECK(descriptor_ >= 0, "{} is finished already", path_.string());
+  if (::fsync(descriptor_) != 0) throw_system_error(errno, "cannot make the file durable", path_);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_system_error(errno, "cannot give the file its name", path_);
+  ::close(std::exchange(descriptor_, -1));
+  sync_directory(path_.parent_path());
+}
+
+void write_file_atomically(const std::filesystem::path& path, const void* data, uint64_t bytes) {
+  AtomicFile file(path);
+  file.write(0, data, bytes);
+  file.finish();
+}
+
+void sync_directory(const std::filesystem::path& directory) {
+  const std::filesystem::path name = directory.empty() ? std::filesystem::path(".") : directory;
+  const int descriptor = ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) throw_system_error(errno, "cannot open the directory", name);
+  const int result = ::fsync(descriptor) == 0 ? 0 : errno;
+  ::close(descriptor);
+  // Some network file systems refuse fsync of a directory; their renames are durable by themselves.
+  if (result != 0 && result != EINVAL) throw_system_error(result, "cannot make the directory durable", name);
+}
+
+}  // namespace strata
