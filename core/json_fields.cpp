@@ -11,6 +11,9 @@
 namespace strata {
 namespace {
 
+// A file of another model altogether would otherwise fill pages.
+constexpr size_t kMaxListed = 100;
+
 /// Edit distance with transpositions of neighbours (optimal string alignment).
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
@@ -57,7 +60,9 @@ void Problems::add(const std::string& pointer, const std::string& text) {
 
 void Problems::raise(ErrorCode code, const std::string& name, const std::string& remedy) const {
   const std::string head = lines_.size() == 1 ? "1 problem" : fmt::format("{} problems", lines_.size());
-  throw Error(code, fmt::format("{}:\n  - {}", head, fmt::join(lines_, "\n  - ")), name, remedy);
+  std::vector<std::string> listed(lines_.begin(), lines_.begin() + static_cast<std::ptrdiff_t>(std::min(lines_.size(), kMaxListed)));
+  if (lines_.size() > kMaxListed) listed.push_back(fmt::format("... and {} more", lines_.size() - kMaxListed));
+  throw Error(code, fmt::format("{}:\n  - {}", head, fmt::join(listed, "\n  - ")), name, remedy);
 }
 
 std::string nearest_word(std::string_view word, const std::vector<std::string>& known) {
