@@ -1,0 +1,224 @@
+// Nanoseconds per parameter of the AdamW update beside the limit that memory sets: the same byte streams without the arithmetic.
+// Rates of a machine drift by a factor of two within minutes, so update and pattern alternate, and the ratio is taken per round.
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <thread>
+
+#include "bench/stream_patterns.hpp"
+#include "core/error.hpp"
+#include "core/topology.hpp"
+#include "cpu_adam/adam.hpp"
+#include "cpu_adam/formats.hpp"
+
+namespace strata::bench {
+namespace {
+
+struct Format {
+  const char* name;
+  MasterFormat master;
+  DType parameter, gradient;
+  int bytes_per_parameter;  // read and written
+};
+constexpr Format kFormats[] = {
+    {"fp32", MasterFormat::parameter, DType::f32, DType::f32, 28},
+    {"split", MasterFormat::split, DType::bf16, DType::bf16, 26},
+    {"master", MasterFormat::fp32, DType::bf16, DType::bf16, 28},
+    {"fp16", MasterFormat::fp32, DType::f16, DType::f16, 28},
+};
+
+/// Huge-page memory, touched once.
+class Slab {
+ public:
+  explicit Slab(uint64_t bytes) : bytes_(bytes + kPage) {
+    memory_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory_ == MAP_FAILED) throw Error(ErrorCode::resource_exhausted, "no memory for the benchmark");
+    data_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory_) + kPage - 1) / kPage * kPage);
+    madvise(data_, bytes, MADV_HUGEPAGE);
+    std::fill_n(data_, bytes, 0);
+  }
+  ~Slab() { munmap(memory_, bytes_); }
+  Slab(const Slab&) = delete;
+  Slab& operator=(const Slab&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  static constexpr uint64_t kPage = 2 << 20;
+  uint64_t bytes_;
+  void* memory_;
+  char* data_;
+};
+
+/// The pattern's threads: pinned, each with a fixed part, woken by spinning. As little in the way as possible.
+class PatternThreads {
+ public:
+  explicit PatternThreads(int threads) : threads_(threads), start_(threads), end_(threads) {
+    const auto processors = usable_processors();
+    for (int i = 1; i < threads; ++i)
+      workers_.emplace_back([this, i, processor = processors[i % processors.size()]] {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(processor, &set);
+        sched_setaffinity(0, sizeof set, &set);
+        for (;;) {
+          start_.arrive_and_wait();
+          if (!tile_) return;
+          touch_part(i);
+          end_.arrive_and_wait();
+        }
+      });
+  }
+  ~PatternThreads() {
+    tile_ = nullptr;
+    start_.arrive_and_wait();
+    for (auto& worker : workers_) worker.join();
+  }
+  void touch(const AdamTile& tile) {
+    tile_ = &tile;
+    start_.arrive_and_wait();
+    touch_part(0);
+    end_.arrive_and_wait();
+  }
+
+ private:
+  void touch_part(int i) const {
+    const uint64_t each = (tile_->elements / threads_ + 63) / 64 * 64;
+    const uint64_t first = std::min(tile_->elements, i * each);
+    touch_streams(cpu_adam::slice(*tile_, first, std::min(each, tile_->elements - first)));
+  }
+  int threads_;
+  std::barrier<> start_, end_;
+  const AdamTile* tile_ = nullptr;
+  std::vector<std::thread> workers_;
+};
+
+double seconds(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+AdamTile lay_out(const Format& format, char* data, uint64_t elements) {
+  const auto take = [&](uint64_t each) {
+    char* const array = data;
+    data += (elements * each + (2 << 20) - 1) / (2 << 20) * (2 << 20);
+    return array;
+  };
+  AdamTile tile;
+  tile.master_format = format.master;
+  tile.parameter_dtype = format.parameter;
+  tile.gradient_dtype = format.gradient;
+  tile.parameter = take(size_bytes(format.parameter));
+  if (format.master != MasterFormat::parameter) tile.master = take(format.master == MasterFormat::split ? 2 : 4);
+  tile.momentum = reinterpret_cast<float*>(take(4));
+  tile.variance = reinterpret_cast<float*>(take(4));
+  tile.gradient = take(size_bytes(format.gradient));
+  tile.elements = elements;
+  tile.step = AdamStep::make({.weight_decay = 0.01}, 100, 1e-4, 1.0);
+  return tile;
+}
+
+/// Plausible training state: what is zero everywhere may be faster than life.
+void fill(const Format& format, const AdamTile& tile) {
+  uint64_t state = 88172645463325252ull;
+  for (uint64_t i = 0; i < tile.elements; ++i) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    const float value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f;
+    tile.momentum[i] = 1e-3f * value;
+    tile.variance[i] = 1e-6f * value * value + 1e-9f;
+    const float gradient = 1e-2f * value;
+    if (format.gradient == DType::f32)
+      static_cast<float*>(const_cast<void*>(tile.gradient))[i] = gradient;
+    else
+      static_cast<uint16_t*>(const_cast<void*>(tile.gradient))[i] = half_from_float(format.gradient, gradient);
+    if (format.master == MasterFormat::parameter)
+      static_cast<float*>(tile.parameter)[i] = value;
+    else
+      static_cast<uint16_t*>(tile.parameter)[i] = half_from_float(format.parameter, value);
+    if (format.master == MasterFormat::split) static_cast<uint16_t*>(tile.master)[i] = static_cast<uint16_t>(state >> 40);
+    if (format.master == MasterFormat::fp32) static_cast<float*>(tile.master)[i] = value;
+  }
+}
+
+struct Options {
+  std::vector<double> millions = {10, 100};
+  std::vector<int> threads;
+  std::vector<std::string> formats;
+  uint64_t tile_elements = 0;
+  int rounds = 9;
+};
+
+void run(const Format& format, uint64_t elements, int threads, const Options& options, char* memory) {
+  const AdamTile whole = lay_out(format, memory, elements);
+  fill(format, whole);
+  const uint64_t tile_elements = options.tile_elements ? options.tile_elements : elements;
+  const auto for_tiles = [&](auto&& work) {
+    for (uint64_t first = 0; first < elements; first += tile_elements)
+      work(cpu_adam::slice(whole, first, std::min(tile_elements, elements - first)));
+  };
+  AdamUpdater updater(threads);
+  PatternThreads pattern(threads);
+  const auto run_pattern = [&] { for_tiles([&](const AdamTile& tile) { pattern.touch(tile); }); };
+  const auto run_update = [&] { for_tiles([&](const AdamTile& tile) { updater.update(tile); }); };
+  run_pattern();
+  run_update();
+  std::vector<double> limits, updates, ratios;
+  for (int round = 0; round < options.rounds; ++round) {
+    const double limit = seconds(run_pattern) * 1e9 / static_cast<double>(elements);
+    const double update = seconds(run_update) * 1e9 / static_cast<double>(elements);
+    limits.push_back(limit);
+    updates.push_back(update);
+    ratios.push_back(update / limit);
+  }
+  const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
+  std::printf("%-7s %8.1f %7d %10.3f %10.3f %9.1f %8.3f  (%.3f - %.3f)\n", format.name,
+              static_cast<double>(elements) / 1e6, threads, median(limits), median(updates),
+              format.bytes_per_parameter / median(updates), median(ratios), *least, *most);
+  std::fflush(stdout);
+}
+
+int main_function(int count, char** arguments) {
+  Options options;
+  CLI::App app("AdamW update against the byte pattern of the same streams");
+  app.add_option("--millions", options.millions, "parameters, in millions")->capture_default_str();
+  app.add_option("--threads", options.threads, "thread counts (default: 1 and all)");
+  app.add_option("--formats", options.formats, "of: fp32 split master fp16 (default: all)");
+  app.add_option("--tile", options.tile_elements, "elements a call (default: all at once)");
+  app.add_option("--rounds", options.rounds)->capture_default_str()->check(CLI::Range(1, 1000));
+  CLI11_PARSE(app, count, arguments);
+  if (options.threads.empty()) {
+    options.threads = {1};
+    if (usable_processor_count() > 1) options.threads.push_back(usable_processor_count());
+  }
+
+  const double most = *std::max_element(options.millions.begin(), options.millions.end());
+  const Slab slab(static_cast<uint64_t>(most * 1e6) * 16 + (16 << 20));
+  std::fprintf(stderr, "%s, %s; medians of %d rounds\n", processor_info().name.c_str(),
+               AdamUpdater::instruction_set().c_str(), options.rounds);
+  std::printf("%-7s %8s %7s %10s %10s %9s %8s\n", "format", "millions", "threads", "pattern ns", "update ns", "GB/s",
+              "ratio");
+  for (const double millions : options.millions)
+    for (const int threads : options.threads)
+      for (const Format& format : kFormats)
+        if (options.formats.empty() ||
+            std::find(options.formats.begin(), options.formats.end(), format.name) != options.formats.end())
+          run(format, static_cast<uint64_t>(millions * 1e6), threads, options, slab.data());
+  return 0;
+}
+
+}  // namespace
+}  // namespace strata::bench
+
+int main(int count, char** arguments) { return strata::bench::main_function(count, arguments); }
