@@ -1,0 +1,109 @@
+// The host device: the contract suite in its quiet and its hostile mode, and what only the host device promises.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <set>
+
+#include "core/dtype.hpp"
+#include "gpu/host/host_device.hpp"
+#include "tests/gpu/device_contract.hpp"
+
+namespace strata::gpu {
+namespace {
+
+constexpr std::chrono::milliseconds kLong{60000};
+
+INSTANTIATE_TEST_SUITE_P(
+    Host, DeviceContract,
+    testing::Values(
+        DeviceFactory{"quiet", [] { return HostDevice::create({.memory_bytes = kContractMemoryBytes}); }},
+        DeviceFactory{"chaos",
+                      [] {
+                        return HostDevice::create({.memory_bytes = kContractMemoryBytes, .random_delay_us_max = 200, .poison = true, .seed = 11});
+                      }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(HostDevice, RefusesImpossibleOptions) {
+  EXPECT_THROW(HostDevice::create({.memory_bytes = 0}), Error);
+  EXPECT_THROW(HostDevice::create({.memory_bytes = 1, .compute_threads = -1}), Error);
+  EXPECT_THROW(HostDevice::create({.memory_bytes = 1, .random_delay_us_max = -1}), Error);
+}
+
+TEST(HostDevice, SaysWhatItIs) {
+  const auto device = HostDevice::create({.memory_bytes = 1 << 20, .compute_threads = 3});
+  EXPECT_EQ(device->info().kind, "host");
+  EXPECT_FALSE(device->info().name.empty());
+  EXPECT_EQ(device->info().compute_threads, 3);
+  EXPECT_GE(HostDevice::create({.memory_bytes = 1 << 20})->info().compute_threads, 1);
+}
+
+TEST(HostDevice, PoisonedMemoryIsNanInEveryFormat) {
+  const auto device = HostDevice::create({.memory_bytes = 1 << 20, .poison = true});
+  const std::byte* stale = nullptr;
+  const auto expect_nan = [](const std::byte* data) {
+    float single;
+    uint16_t half;
+    std::memcpy(&single, data, sizeof single);
+    std::memcpy(&half, data, sizeof half);
+    EXPECT_TRUE(std::isnan(single));
+    EXPECT_TRUE(std::isnan(float_from_bf16(half)));
+    EXPECT_TRUE(std::isnan(float_from_f16(half)));
+  };
+  {
+    const auto stream = device->create_stream(Device::StreamKind::copy, "fill");
+    const auto buffer = device->allocate(1 << 20);
+    expect_nan(buffer.data());
+    expect_nan(buffer.data() + buffer.bytes() - 4);
+    device->fill(*stream, buffer.data(), 0, buffer.bytes());
+    device->synchronize(*stream, kLong);
+    stale = buffer.data();
+  }
+  expect_nan(stale);
+}
+
+TEST(HostDevice, CopiesOutsideAnAllocationAreRefused) {
+  const auto device = HostDevice::create({.memory_bytes = 1 << 22});
+  const auto stream = device->create_stream(Device::StreamKind::copy, "copies");
+  const auto buffer = device->allocate(100);
+  std::vector<std::byte> host(200);
+  EXPECT_THROW(device->copy(*stream, buffer.data(), host.data(), 101, CopyDirection::host_to_device), Error);
+  EXPECT_THROW(device->copy(*stream, buffer.data() - 1, host.data(), 10, CopyDirection::host_to_device), Error);
+  EXPECT_THROW(device->copy(*stream, host.data(), host.data(), 10, CopyDirection::host_to_device), Error);
+  EXPECT_THROW(device->copy(*stream, buffer.data(), buffer.data() + 50, 10, CopyDirection::host_to_device), Error);
+  EXPECT_THROW(device->copy(*stream, host.data(), host.data() + 50, 10, CopyDirection::device_to_host), Error);
+  EXPECT_THROW(device->fill(*stream, buffer.data() + 99, 0, 2), Error);
+  device->copy(*stream, buffer.data() + 1, host.data(), 99, CopyDirection::host_to_device);
+  device->synchronize(*stream, kLong);
+}
+
+TEST(HostDevice, BuffersStreamsAndEventsMayOutliveTheDevice) {
+  auto device = HostDevice::create({.memory_bytes = 1 << 22});
+  auto stream = device->create_stream(Device::StreamKind::compute, "late");
+  auto event = device->create_event();
+  auto buffer = device->allocate(1 << 20);
+  device->fill(*stream, buffer.data(), 7, buffer.bytes());
+  device->record(*stream, *event);
+  device.reset();
+  stream.reset();
+  EXPECT_TRUE(event->ready());
+  EXPECT_EQ(buffer.data()[buffer.bytes() - 1], std::byte{7});
+}
+
+TEST(HostDevice, ManyAllocationsInAnyOrderKeepTheCount) {
+  const auto device = HostDevice::create({.memory_bytes = 1 << 22, .poison = true});
+  std::vector<DeviceBuffer> buffers;
+  for (int i = 0; i < 16; ++i) buffers.push_back(device->allocate(1000 + i));
+  std::set<std::byte*> distinct;
+  for (const auto& buffer : buffers) distinct.insert(buffer.data());
+  EXPECT_EQ(distinct.size(), buffers.size());
+  uint64_t expected = device->allocated_bytes();
+  for (const int i : {3, 0, 15, 8}) {
+    expected -= buffers[i].bytes();
+    buffers[i] = DeviceBuffer();
+    EXPECT_EQ(device->allocated_bytes(), expected);
+  }
+}
+
+}  // namespace
+}  // namespace strata::gpu
