@@ -22,7 +22,7 @@ struct LinearSpec {
   int64_t outputs = 0;
   WeightOrder order = WeightOrder::output_major;
   bool bias = false;      // y includes bias[outputs]
-  bool residual = false;  // y includes residual[tokens, outputs], rounded once together with the product
+  bool residual = false;  // y includes residual[tokens, outputs]; the sum is rounded once
   bool forward_only = false;
 };
 
@@ -38,15 +38,15 @@ class Linear {
   virtual uint64_t backward_prepared_bytes() const = 0;
   virtual uint64_t workspace_bytes() const = 0;
 
-  virtual void prepare_forward(Stream&, const void* weights, void* prepared, void* workspace) = 0;
-  virtual void prepare_backward(Stream&, const void* weights, void* prepared, void* workspace) = 0;
+  virtual void prepare_forward(Stream&, const void* weights, void* prepared) = 0;
+  virtual void prepare_backward(Stream&, const void* weights, void* prepared) = 0;
 
-  /// y[tokens, outputs]. bias and residual are read where the spec has them; residual may be y itself.
-  virtual void forward(Stream&, int64_t tokens, const void* x, const void* weights, const void* prepared, const void* bias,
-                       const void* residual, void* y, void* workspace) = 0;
-  /// d_x[tokens, inputs] = d_y W^T. d_x may not alias d_y.
-  virtual void backward_input(Stream&, int64_t tokens, const void* d_y, const void* weights, const void* prepared,
-                              void* d_x, void* workspace) = 0;
+  /// y[tokens, outputs]. bias and residual are read where the spec has them; y aliases no input.
+  virtual void forward(Stream&, int64_t tokens, const void* x, const void* weights, const void* forward_prepared,
+                       const void* bias, const void* residual, void* y, void* workspace) = 0;
+  /// d_x[tokens, inputs] = d_y W^T. d_x may not alias d_y. Reads both prepared forms.
+  virtual void backward_input(Stream&, int64_t tokens, const void* d_y, const void* weights, const void* forward_prepared,
+                              const void* backward_prepared, void* d_x, void* workspace) = 0;
   /// d_weights (fp32, in the weights' order) = or += the gradient x^T d_y.
   virtual void backward_weight(Stream&, int64_t tokens, const void* x, const void* d_y, float* d_weights, bool accumulate,
                                void* workspace) = 0;

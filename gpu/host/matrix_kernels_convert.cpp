@@ -1,0 +1,75 @@
+#include "gpu/host/matrix_kernels_convert.hpp"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "gpu/host/matrix_kernels_convert.cpp"
+#include <hwy/foreach_target.h>
+
+#include "gpu/host/convert-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace strata::gpu::HWY_NAMESPACE {
+
+template <DType dtype>
+void widen_part(const void* from, float* to, int64_t first, int64_t last) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = first;
+  for (; i + lanes <= last; i += lanes) hn::StoreU(load_widened<dtype>(d, from, i), d, to + i);
+  for (; i < last; ++i) to[i] = load_one<dtype>(from, i);
+}
+
+template <DType dtype>
+void narrow_part(const float* from, void* to, int64_t first, int64_t last) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = first;
+  for (; i + lanes <= last; i += lanes) store_narrowed<dtype>(d, hn::LoadU(d, from + i), to, i);
+  for (; i < last; ++i) store_one<dtype>(from[i], to, i);
+}
+
+void WidenPart(DType dtype, const void* from, float* to, int64_t first, int64_t last) {
+  switch (dtype) {
+    case DType::f32: return widen_part<DType::f32>(from, to, first, last);
+    case DType::bf16: return widen_part<DType::bf16>(from, to, first, last);
+    case DType::f16: return widen_part<DType::f16>(from, to, first, last);
+  }
+}
+
+void NarrowPart(DType dtype, const float* from, void* to, int64_t first, int64_t last) {
+  switch (dtype) {
+    case DType::f32: return narrow_part<DType::f32>(from, to, first, last);
+    case DType::bf16: return narrow_part<DType::bf16>(from, to, first, last);
+    case DType::f16: return narrow_part<DType::f16>(from, to, first, last);
+  }
+}
+
+}  // namespace strata::gpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace strata::gpu {
+namespace {
+
+HWY_EXPORT(WidenPart);
+HWY_EXPORT(NarrowPart);
+
+constexpr int64_t kChunk = 1 << 14;
+
+}  // namespace
+
+void widen(DType dtype, const void* from, float* to, int64_t elements) {
+  const auto part = HWY_DYNAMIC_DISPATCH(WidenPart);
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < elements; first += kChunk) part(dtype, from, to, first, std::min(elements, first + kChunk));
+}
+
+void narrow(DType dtype, const float* from, void* to, int64_t elements) {
+  const auto part = HWY_DYNAMIC_DISPATCH(NarrowPart);
+#pragma omp parallel for schedule(static)
+  for (int64_t first = 0; first < elements; first += kChunk) part(dtype, from, to, first, std::min(elements, first + kChunk));
+}
+
+}  // namespace strata::gpu
+#endif
