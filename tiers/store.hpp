@@ -25,7 +25,8 @@ enum class IoEngineKind { automatic, io_uring, threads };
 
 struct StoreDirectory {
   std::filesystem::path path;
-  uint64_t capacity_bytes = 0;
+  uint64_t capacity_bytes = 0;  // what the store may take there in all; 0 = what the disk has free
+  double weight = 1.0;          // its share of the traffic, e.g. its measured rate
 };
 
 struct StoreOptions {
@@ -34,9 +35,13 @@ struct StoreOptions {
   std::string fingerprint;                  // of model, formats and layout: a store made for another is refused
   std::vector<ExtentSpec> state;            // two slots each, durable by commit()
   std::vector<ExtentSpec> scratch;          // one slot each, gone when the store closes (anonymous file)
+  /// Memory that most transfers will use; registered with io_uring where that is allowed. It outlives the store. May be empty.
+  std::vector<std::span<std::byte>> regions;
 };
 
-/// Called once, on a thread of the store's; null when the transfer is whole and its checksum right. Must be short.
+/// Called once, on a thread of the store's; null when the transfer is whole and its checksum right. Must be short and not throw; it
+/// may start transfers. After an error of code timeout the drive may still be moving bytes: that buffer must be neither reused nor
+/// freed before the store is closed. Other errors: data_corruption (checksum, truncated file), io, resource_exhausted (no space), cancelled.
 using IoCallback = std::function<void(std::exception_ptr error)>;
 
 /// What a store's files say without opening them for a run.
@@ -50,7 +55,9 @@ struct StoreSummary {
 
 /// Transfers are asynchronous and may complete in any order. Buffers are 4096-byte aligned, have room up to the next multiple of
 /// 4096, and belong to the store until the callback. At most one transfer per extent and direction is in flight at a time, and a
-/// read of an extent is issued after the callback of its write. Thread-safe.
+/// read of an extent is issued after the callback of its write; breaking that, or reading what was never written, throws internal at
+/// the call. After a failed write, reads of that extent and commit() throw its error until discard(). After a failed commit the
+/// store takes no more writes: close it, and open() gives the last commit. Thread-safe.
 class NvmeStore {
  public:
   /// Makes the files (0600, in directories made 0700), preallocated, and takes the directory locks. Throws busy (another run's
@@ -59,8 +66,14 @@ class NvmeStore {
   /// Opens a store that has a commit. Throws invalid_data when the fingerprint or the extents differ (the text says how),
   /// data_corruption when no commit record is whole.
   static std::unique_ptr<NvmeStore> open(const StoreOptions& options);
-  /// Whether these directories hold a store with at least one commit.
+  /// Opens for reading alone, with the extents as the files have them (inspect() lists them): read_state, verify, generation, record
+  /// and the descriptions; the rest throws internal. Throws busy while a run holds it, and otherwise as open().
+  static std::unique_ptr<NvmeStore> open_read_only(const std::vector<std::filesystem::path>& directories);
+  /// Whether these directories hold a store with at least one commit; takes no lock. Throws data_corruption when there was a store
+  /// and it is damaged, invalid_data when one of the directories, but not the first, holds a store: neither may be overwritten
+  /// without a decision of the user's.
   static bool has_commit(const std::vector<std::filesystem::path>& directories);
+  /// The first directory of a store; works while a run holds it.
   static StoreSummary inspect(const std::filesystem::path& directory);
   virtual ~NvmeStore() = default;
 
