@@ -1,0 +1,21 @@
+// The commands of the `strata` program: each adds itself to the command line and runs when it was named.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace strata::cli {
+
+/// Adds the subcommand with its options and help. Its callback throws strata::Error, which main turns into an exit status, or
+/// CommandFailed.
+void add_train(CLI::App& app);
+void add_plan(CLI::App& app);
+void add_init(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_verify(CLI::App& app);
+void add_export(CLI::App& app);
+void add_doctor(CLI::App& app);
+
+/// The command ran and its answer is "no" (something is broken); what is wrong has been printed. Exit status 1.
+struct CommandFailed {};
+
+}  // namespace strata::cli

@@ -1,0 +1,41 @@
+#include <memory>
+#include <optional>
+
+#include "cli/commands.hpp"
+#include "core/config.hpp"
+#include "core/file.hpp"
+#include "scheduler/runtime.hpp"
+
+namespace strata::cli {
+
+namespace {
+
+struct PlanArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string machine;
+  bool json = false;
+};
+
+void run(const PlanArguments& arguments) {
+  const Config config = read_config(arguments.config, arguments.overrides);
+  std::optional<scheduler::MachineRates> rates;
+  if (!arguments.machine.empty()) rates = scheduler::read_machine_rates(arguments.machine);
+  const scheduler::PlannedRun planned = scheduler::plan_run(config);
+  fmt::print("{}\n", arguments.json ? scheduler::plan_json(planned.plan, rates) : scheduler::plan_table(planned.plan, rates));
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app) {
+  auto arguments = std::make_shared<PlanArguments>();
+  CLI::App* command = app.add_subcommand("plan", "Show what goes where, the bytes of each link, and the step time");
+  command->add_option("config", arguments->config, "Configuration (JSON)")->required();
+  command->add_option("--set", arguments->overrides, "Override a key: dotted.key=value (repeatable)")
+      ->allow_extra_args(false)->take_all();
+  command->add_option("--machine", arguments->machine, "Machine profile (JSON rates) for the predicted step time");
+  command->add_flag("--json", arguments->json, "Print JSON");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace strata::cli

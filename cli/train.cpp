@@ -1,0 +1,88 @@
+#include <csignal>
+
+#include <atomic>
+#include <cmath>
+#include <memory>
+
+#include "cli/commands.hpp"
+#include "cli/console.hpp"
+#include "core/config.hpp"
+#include "core/error.hpp"
+#include "scheduler/trainer.hpp"
+
+namespace strata::cli {
+
+namespace {
+
+std::atomic<bool> stop_requested = false;
+
+/// The first signal ends the run after the step under way; the next one ends the process.
+extern "C" void request_stop(int signal_number) {
+  stop_requested.store(true);
+  std::signal(signal_number, SIG_DFL);
+}
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string run_directory = "run";
+  std::string resume = "auto";
+  bool hash_state = false;
+};
+
+std::string step_line(const scheduler::StepReport& report) {
+  const scheduler::Resource limit = report.limit();
+  std::string line = fmt::format(
+      "step {}/{}  loss {:.9g}  norm {:.4g}  lr {:.3g}  {:.0f} tok/s  {:.2f} s, bound by {} ({:.0f} %)  {} left",
+      report.step, report.steps, report.loss, report.grad_norm, report.lr, report.tokens_per_second, report.seconds,
+      scheduler::to_string(limit), 100 * report.busy_seconds[static_cast<int>(limit)] / report.seconds,
+      format_duration(report.seconds_left));
+  if (report.eval_loss) line += fmt::format("  eval {:.9g}", *report.eval_loss);
+  if (report.skipped) line += "  SKIPPED: the gradient is not finite";
+  return line;
+}
+
+void run(const TrainArguments& arguments) {
+  scheduler::TrainOptions options;
+  options.config = read_config(arguments.config, arguments.overrides);
+  options.run_directory = arguments.run_directory;
+  options.resume = arguments.resume == "auto";
+  options.hash_state = arguments.hash_state;
+  options.stop = &stop_requested;
+  ProgressLine steps(""), state("state");
+  options.narrate = narrate;
+  options.on_step = [&steps](const scheduler::StepReport& report) {
+    const bool last = report.step == report.steps;
+    steps.show(step_line(report), last || report.step == 1 || report.eval_loss || report.skipped);
+  };
+  options.on_state_progress = [&state](uint64_t done, uint64_t total) { state.show(done, total); };
+  std::signal(SIGINT, request_stop);
+  std::signal(SIGTERM, request_stop);
+  const scheduler::TrainSummary summary = scheduler::train(options);
+  if (summary.interrupted)
+    narrate(fmt::format("stopped after step {}; the same command continues there", summary.steps_done));
+  fmt::print("steps {}\n", summary.steps_done);
+  if (summary.steps_done > summary.resumed_from)
+    fmt::print("first_loss {:.9g}\nlast_loss {:.9g}\n", summary.first_loss, summary.last_loss);
+  if (!summary.state_hash.empty()) fmt::print("state_hash {}\n", summary.state_hash);
+  fmt::print("checkpoint {}\n", summary.checkpoint.string());
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto arguments = std::make_shared<TrainArguments>();
+  CLI::App* command = app.add_subcommand("train", "Train a model");
+  command->add_option("config", arguments->config, "Configuration (JSON)")->required();
+  command->add_option("--set", arguments->overrides, "Override a key: dotted.key=value (repeatable)")
+      ->allow_extra_args(false)->take_all();
+  command->add_option("--run-dir", arguments->run_directory, "Where metrics, trace and checkpoints go")
+      ->capture_default_str();
+  command->add_option("--resume", arguments->resume, "Continue the directory's newest state, or start over")
+      ->check(CLI::IsMember({"auto", "never"}))->capture_default_str();
+  command->add_flag("--state-hash", arguments->hash_state,
+                    "Print a hash of all parameters and moments at the end (reads all state once)");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace strata::cli

@@ -1,0 +1,70 @@
+// Checkpoints: a directory each, made whole or not at all, that a later run resumes from and `export` reads.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/layout.hpp"
+#include "core/model.hpp"
+#include "scheduler/run_plan.hpp"
+#include "scheduler/trainer_record.hpp"
+#include "scheduler/training_state.hpp"
+#include "tiers/store.hpp"
+
+namespace strata::scheduler {
+
+/// Two kinds: `files` holds fp32 master weights and moments as three Hugging Face directories (master/, momentum/, variance/) with
+/// their checksums; `store` only names a store and the generation of it that is this checkpoint. See docs/formats.md.
+enum class CheckpointKind { files, store };
+
+/// One checkpoint of a checkpoints/ folder.
+struct CheckpointInfo {
+  std::filesystem::path path;
+  CheckpointKind kind = CheckpointKind::files;
+  TrainerRecord record;
+};
+
+/// The checkpoints of a folder, newest first. Directories that are not whole are left out and named in `ignored`, with the reason.
+std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& folder, std::vector<std::string>* ignored);
+/// Reads one checkpoint's manifest. Throws invalid_data or data_corruption.
+CheckpointInfo read_checkpoint_info(const std::filesystem::path& checkpoint);
+
+/// Writes FOLDER/step-NNNNNNNN, durable when it returns, then removes older ones beyond `keep`. With all state in a store whose
+/// newest commit is `record`, it is a reference to that commit; earlier references, which the store has moved past, are removed.
+/// Throws io or resource_exhausted; the folder's earlier checkpoints stay.
+std::filesystem::path write_checkpoint(const std::filesystem::path& folder, const RunPlan& plan, TrainingState& state,
+                                       tiers::NvmeStore* store, const TrainerRecord& record, int64_t keep,
+                                       const ProgressCallback& progress);
+
+/// Reads a checkpoint's tensors, of either kind.
+class CheckpointReader {
+ public:
+  /// Opens and checks sizes and, for a store, that its newest commit is the checkpoint. Throws invalid_data, data_corruption, busy.
+  static std::unique_ptr<CheckpointReader> open(const std::filesystem::path& checkpoint);
+  virtual ~CheckpointReader() = default;
+
+  const CheckpointInfo& info() const { return info_; }
+  const ModelDescription& model() const { return model_; }
+  const ModelLayout& layout() const { return layout_; }
+  virtual void read(Quantity quantity, int unit, Range range, float* out) = 0;
+  /// Checks every checksum; a line for each file or extent that is broken.
+  virtual std::vector<std::string> verify(const ProgressCallback& progress) = 0;
+
+ protected:
+  CheckpointInfo info_;
+  ModelDescription model_;
+  ModelLayout layout_;
+};
+
+/// The checkpoint that a path names: itself, or the newest of a checkpoints/ folder. Throws invalid_data when there is none.
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& checkpoint_or_folder);
+
+/// Writes an HF directory from a checkpoint: names as HF has them, each tensor in the dtype of the model that training started from
+/// (fp32 where that is gone). Throws when `out` exists and is not an empty directory.
+void export_checkpoint(const std::filesystem::path& checkpoint_or_folder, const std::filesystem::path& out,
+                       const ProgressCallback& progress);
+
+}  // namespace strata::scheduler

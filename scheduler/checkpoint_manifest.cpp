@@ -1,0 +1,102 @@
+#include "scheduler/checkpoint_manifest.hpp"
+
+#include <xxhash.h>
+
+#include <memory>
+
+#include "core/file.hpp"
+#include "core/json.hpp"
+
+namespace strata::scheduler {
+
+namespace {
+constexpr const char* kFormatName = "strata-checkpoint";
+
+const char* name_of(MasterFormat format) {
+  return format == MasterFormat::parameter ? "parameter" : format == MasterFormat::split ? "split" : "fp32";
+}
+
+StateFormat format_from(const std::string& compute, const std::string& master) {
+  StateFormat format;
+  format.compute = compute == "fp32" ? DType::f32 : compute == "bf16" ? DType::bf16 : DType::f16;
+  format.gradient = format.compute;
+  format.master = master == "parameter" ? MasterFormat::parameter
+                  : master == "split"   ? MasterFormat::split
+                                        : MasterFormat::fp32;
+  return format;
+}
+}  // namespace
+
+const char* folder_of(Quantity quantity) {
+  return quantity == Quantity::master ? kModelFolder : quantity == Quantity::momentum ? "momentum" : "variance";
+}
+
+std::string CheckpointManifest::to_json() const {
+  nlohmann::ordered_json json;
+  json["format"] = kFormatName;
+  json["version"] = 1;
+  json["kind"] = kind == CheckpointKind::files ? "files" : "store";
+  json["trainer"] = nlohmann::ordered_json::parse(record.to_json());
+  json["compute"] = to_string(format.compute);
+  json["master"] = name_of(format.master);
+  json["files"] = nlohmann::ordered_json::array();
+  for (const File& file : files) json["files"].push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh3", file.xxh3}});
+  if (kind == CheckpointKind::store)
+    json["store"] = {{"directories", store_directories}, {"generation", store_generation}, {"tile_elements", tile_elements}};
+  return json.dump(2) + "\n";
+}
+
+CheckpointManifest CheckpointManifest::read(const std::filesystem::path& checkpoint) {
+  const std::filesystem::path path = checkpoint / kManifestName;
+  if (!std::filesystem::is_regular_file(path))
+    throw Error(ErrorCode::invalid_data, "not a checkpoint: it has no checkpoint.json", checkpoint.string(),
+                "name a directory made by `strata train`, or its checkpoints/ folder");
+  const Json json = parse_json_file(path, ErrorCode::data_corruption);
+  try {
+    if (json.at("format") != kFormatName || json.at("version") != 1)
+      throw Error(ErrorCode::invalid_data, "a checkpoint of an unknown format or version", path.string());
+    CheckpointManifest manifest;
+    manifest.kind = json.at("kind") == "files" ? CheckpointKind::files : CheckpointKind::store;
+    manifest.record = TrainerRecord::from_json(json.at("trainer").dump(), path.string());
+    manifest.format = format_from(json.at("compute").get<std::string>(), json.at("master").get<std::string>());
+    for (const Json& file : json.at("files")) {
+      File entry{file.at("path").get<std::string>(), file.at("bytes").get<uint64_t>(), file.at("xxh3").get<std::string>()};
+      const std::filesystem::path relative(entry.path);
+      for (const auto& piece : relative)
+        if (relative.is_absolute() || piece == "..")
+          throw Error(ErrorCode::data_corruption, "the manifest names a file outside the checkpoint", path.string());
+      manifest.files.push_back(std::move(entry));
+    }
+    if (manifest.kind == CheckpointKind::store) {
+      const Json& store = json.at("store");
+      store.at("directories").get_to(manifest.store_directories);
+      store.at("generation").get_to(manifest.store_generation);
+      store.at("tile_elements").get_to(manifest.tile_elements);
+      if (manifest.store_directories.empty() || manifest.tile_elements == 0 ||
+          manifest.tile_elements % kBlockElements != 0)
+        throw Error(ErrorCode::data_corruption, "the manifest's store is not whole", path.string());
+    }
+    return manifest;
+  } catch (const Json::exception& error) {
+    throw Error(ErrorCode::data_corruption, fmt::format("the manifest is not whole: {}", error.what()), path.string());
+  }
+}
+
+std::string hash_file(const std::filesystem::path& file) {
+  constexpr uint64_t kPiece = 4ull << 20;
+  const ReadOnlyFile in(file);
+  const auto free_state = [](XXH3_state_t* state) { XXH3_freeState(state); };
+  const std::unique_ptr<XXH3_state_t, decltype(free_state)> state(XXH3_createState(), free_state);
+  XXH3_128bits_reset(state.get());
+  std::vector<std::byte> piece(std::min(kPiece, std::max<uint64_t>(in.size(), 1)));
+  for (uint64_t offset = 0; offset < in.size(); offset += piece.size()) {
+    const uint64_t bytes = std::min<uint64_t>(piece.size(), in.size() - offset);
+    in.read(offset, piece.data(), bytes);
+    XXH3_128bits_update(state.get(), piece.data(), bytes);
+    in.drop_cached(offset, bytes);
+  }
+  const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
+  return fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+}
+
+}  // namespace strata::scheduler

@@ -1,0 +1,198 @@
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <future>
+
+#include "core/error.hpp"
+#include "core/hf_weights.hpp"
+#include "scheduler/aligned_bytes.hpp"
+#include "scheduler/checkpoint.hpp"
+#include "scheduler/checkpoint_manifest.hpp"
+
+namespace strata::scheduler {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> verify_files(const fs::path& checkpoint, const CheckpointManifest& manifest,
+                                      const ProgressCallback& progress) {
+  std::vector<std::string> broken;
+  uint64_t done = 0, total = 0;
+  for (const auto& file : manifest.files) total += file.bytes;
+  for (const auto& file : manifest.files) {
+    const fs::path path = checkpoint / file.path;
+    std::error_code error;
+    const uint64_t bytes = fs::file_size(path, error);
+    if (error)
+      broken.push_back(fmt::format("{}: missing", path.string()));
+    else if (bytes != file.bytes)
+      broken.push_back(fmt::format("{}: {} bytes, {} were written", path.string(), bytes, file.bytes));
+    else if (const std::string found = hash_file(path); found != file.xxh3)
+      broken.push_back(fmt::format("{}: checksum {}, {} was written", path.string(), found, file.xxh3));
+    done += file.bytes;
+    if (progress) progress(done, total);
+  }
+  return broken;
+}
+
+void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest) {
+  for (const auto& file : manifest.files) {
+    std::error_code error;
+    const uint64_t bytes = fs::file_size(checkpoint / file.path, error);
+    if (error || bytes != file.bytes)
+      throw Error(ErrorCode::data_corruption,
+                  error ? std::string("a file of the checkpoint is missing")
+                        : fmt::format("a file of the checkpoint has {} bytes, {} were written", bytes, file.bytes),
+                  (checkpoint / file.path).string(), "use an older checkpoint");
+  }
+}
+
+class FilesReader final : public CheckpointReader {
+ public:
+  FilesReader(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
+    check_sizes(checkpoint, manifest_);
+    info_ = {checkpoint, CheckpointKind::files, manifest_.record};
+    model_ = read_model_description(checkpoint / kModelFolder);
+    layout_ = make_layout(model_);
+    for (Quantity quantity : kQuantities)
+      weights_.push_back(std::make_unique<HfWeights>(checkpoint / folder_of(quantity), model_, layout_));
+  }
+
+  void read(Quantity quantity, int unit, Range range, float* out) override {
+    weights_[static_cast<size_t>(quantity)]->read_as_float(unit, range, out);
+  }
+
+  std::vector<std::string> verify(const ProgressCallback& progress) override {
+    return verify_files(info_.path, manifest_, progress);
+  }
+
+ private:
+  CheckpointManifest manifest_;
+  std::vector<std::unique_ptr<HfWeights>> weights_;
+};
+
+/// Reads tiles of a store's committed state, one at a time.
+class StoreReader final : public CheckpointReader {
+ public:
+  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
+    check_sizes(checkpoint, manifest_);
+    info_ = {checkpoint, CheckpointKind::store, manifest_.record};
+    model_ = read_model_description(checkpoint / kModelFolder);
+    layout_ = make_layout(model_);
+    const std::vector<fs::path> directories(manifest_.store_directories.begin(), manifest_.store_directories.end());
+    const tiers::StoreSummary summary = tiers::NvmeStore::inspect(directories.front());
+    if (summary.generation != manifest_.store_generation)
+      throw Error(ErrorCode::invalid_data,
+                  fmt::format("the store has moved on: the checkpoint is generation {}, the store is at {}",
+                              manifest_.store_generation, summary.generation),
+                  directories.front().string(), "resume the run and let it end, which leaves a new checkpoint");
+    for (uint32_t extent = 0; extent < summary.state.size(); ++extent) extents_[summary.state[extent].name] = extent;
+    store_ = tiers::NvmeStore::open_read_only(directories);
+  }
+
+  void read(Quantity quantity, int unit, Range range, float* out) override {
+    const auto tiles = tile_ranges({0, layout_.units[unit].padded_elements}, manifest_.tile_elements);
+    for (size_t tile = range.first / manifest_.tile_elements; tile < tiles.size(); ++tile) {
+      const uint64_t begin = std::max(range.first, tiles[tile].first);
+      const uint64_t end = std::min(range.first + range.count, tiles[tile].first + tiles[tile].count);
+      if (begin >= end) break;
+      load(quantity, unit, tile, tiles[tile].count);
+      std::copy_n(cached_.begin() + static_cast<int64_t>(begin - tiles[tile].first), end - begin,
+                  out + (begin - range.first));
+    }
+  }
+
+  std::vector<std::string> verify(const ProgressCallback& progress) override {
+    std::vector<std::string> broken = verify_files(info_.path, manifest_, {});
+    for (std::string& line : store_->verify(progress)) broken.push_back(std::move(line));
+    return broken;
+  }
+
+ private:
+  AlignedBytes section(int unit, size_t tile, Section which, uint64_t elements) {
+    AlignedBytes bytes = aligned_bytes(elements * manifest_.format.bytes(which));
+    if (manifest_.format.bytes(which) == 0) return bytes;
+    const std::string name = fmt::format("{} tile {} {}", layout_.units[unit].name, tile, to_string(which));
+    const auto found = extents_.find(name);
+    if (found == extents_.end())
+      throw Error(ErrorCode::data_corruption, fmt::format("the store has no \"{}\"", name), info_.path.string());
+    std::promise<void> done;
+    store_->read_state(found->second, bytes.get(), [&done](std::exception_ptr error) {
+      if (error) done.set_exception(error);
+      else done.set_value();
+    });
+    done.get_future().get();
+    return bytes;
+  }
+
+  void load(Quantity quantity, int unit, size_t tile, uint64_t elements) {
+    const auto key = std::tuple{quantity, unit, tile};
+    if (cached_key_ == key) return;
+    cached_.resize(elements);
+    if (quantity == Quantity::master) {
+      const bool carried = manifest_.format.master != MasterFormat::fp32;
+      const AlignedBytes parameter = carried ? section(unit, tile, Section::parameter, elements) : AlignedBytes{};
+      const AlignedBytes master = section(unit, tile, Section::master, elements);
+      master_from_sections(manifest_.format, elements, parameter.get(), master.get(), cached_.data());
+    } else {
+      const AlignedBytes moment =
+          section(unit, tile, quantity == Quantity::momentum ? Section::momentum : Section::variance, elements);
+      std::memcpy(cached_.data(), moment.get(), elements * sizeof(float));
+    }
+    cached_key_ = key;
+  }
+
+  CheckpointManifest manifest_;
+  std::map<std::string, uint32_t> extents_;
+  std::unique_ptr<tiers::NvmeStore> store_;
+  std::vector<float> cached_;
+  std::tuple<Quantity, int, size_t> cached_key_{Quantity::master, -1, 0};
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointReader> CheckpointReader::open(const fs::path& checkpoint) {
+  CheckpointManifest manifest = CheckpointManifest::read(checkpoint);
+  if (manifest.kind == CheckpointKind::files) return std::make_unique<FilesReader>(checkpoint, std::move(manifest));
+  return std::make_unique<StoreReader>(checkpoint, std::move(manifest));
+}
+
+CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {
+  const CheckpointManifest manifest = CheckpointManifest::read(checkpoint);
+  check_sizes(checkpoint, manifest);
+  return {checkpoint, manifest.kind, manifest.record};
+}
+
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& folder, std::vector<std::string>* ignored) {
+  std::vector<CheckpointInfo> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (!entry.is_directory()) continue;
+    try {
+      found.push_back(read_checkpoint_info(entry.path()));
+    } catch (const Error& problem) {
+      if (ignored) ignored->push_back(fmt::format("{}: {}", entry.path().string(), problem.message()));
+    }
+  }
+  std::sort(found.begin(), found.end(),
+            [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.record.step > b.record.step; });
+  return found;
+}
+
+fs::path resolve_checkpoint(const fs::path& checkpoint_or_folder) {
+  if (fs::is_regular_file(checkpoint_or_folder / kManifestName)) return checkpoint_or_folder;
+  std::vector<std::string> ignored;
+  for (const fs::path& folder : {checkpoint_or_folder, checkpoint_or_folder / "checkpoints"}) {
+    const std::vector<CheckpointInfo> found = list_checkpoints(folder, &ignored);
+    if (!found.empty()) return found.front().path;
+  }
+  std::string message = "no checkpoint there";
+  for (const std::string& line : ignored) message += "\n  not whole: " + line;
+  throw Error(ErrorCode::invalid_data, message, checkpoint_or_folder.string(),
+              "name a checkpoint, or the checkpoints/ folder of a run");
+}
+
+}  // namespace strata::scheduler

@@ -1,0 +1,44 @@
+#include "scheduler/runtime.hpp"
+
+#include <utility>
+
+#include "core/model.hpp"
+
+namespace strata::scheduler {
+
+PlannedRun plan_run(const Config& config) {
+  const ModelDescription model = read_model_description(config.model.path);
+  PlannedRun planned;
+  planned.device = create_device(config);
+  planned.engine = gpu::Engine::create(*planned.device, model, make_layout(model), engine_options(config));
+  planned.plan = make_run_plan(config, model, *planned.engine);
+  return planned;
+}
+
+Runtime::Runtime(PlannedRun planned, StoreMode store_mode)
+    : planned_(std::move(planned)), adam_(planned_.plan.config.schedule.update_threads) {
+  const RunPlan& plan = planned_.plan;
+  // The store first: a directory that is taken or too small is found before memory is touched.
+  if (plan.uses_store())
+    store_ = store_mode == StoreMode::create ? tiers::NvmeStore::create(plan.store_options())
+                                             : tiers::NvmeStore::open(plan.store_options());
+  device_memory_ = planned_.device->allocate(plan.steps.memory.slab_bytes(Memory::device));
+  host_memory_.emplace(plan.steps.memory.slab_bytes(Memory::host), planned_.device.get());
+  executor_ = std::make_unique<Executor>(
+      *planned_.device, *planned_.engine, adam_, plan.shape, plan.steps.memory,
+      TierMemory{.device = device_memory_.data(), .host = host_memory_->data(), .store = store_.get()});
+  state_ = std::make_unique<TrainingState>(plan.shape, plan.steps, *executor_, store_.get());
+}
+
+std::vector<std::string> Runtime::description() const {
+  const gpu::DeviceInfo& info = planned_.device->info();
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format("device      {} ({}), {} compute threads, {} taken", info.kind, info.name,
+                              info.compute_threads, format_bytes(planned_.device->allocated_bytes())));
+  lines.push_back(fmt::format("host        {} taken; {}", format_bytes(host_memory_->bytes()), host_memory_->description()));
+  lines.push_back(fmt::format("update      {} threads, {}", adam_.threads(), AdamUpdater::instruction_set()));
+  if (store_) lines.push_back(fmt::format("store       {}", store_->engine_description()));
+  return lines;
+}
+
+}  // namespace strata::scheduler

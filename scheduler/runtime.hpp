@@ -1,0 +1,57 @@
+// A planned run with its memory taken: device, engine, slabs, store, update threads and executor, made in that order and released
+// in reverse.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "cpu_adam/adam.hpp"
+#include "gpu/device.hpp"
+#include "gpu/engine.hpp"
+#include "scheduler/executor.hpp"
+#include "scheduler/run_plan.hpp"
+#include "scheduler/training_state.hpp"
+#include "tiers/memory.hpp"
+#include "tiers/store.hpp"
+
+namespace strata::scheduler {
+
+/// A plan and what it was made with; nothing large is taken yet.
+struct PlannedRun {
+  std::unique_ptr<gpu::Device> device;
+  std::unique_ptr<gpu::Engine> engine;
+  RunPlan plan;
+};
+/// Reads the model's description and plans. Throws what make_run_plan and read_model_description throw.
+PlannedRun plan_run(const Config& config);
+
+enum class StoreMode {
+  create,    // a new store; an old one with the same paths is replaced
+  continue_  // the store of an earlier run, with its commits
+};
+
+class Runtime {
+ public:
+  /// Takes every slab of the plan and opens the store. Throws resource_exhausted, busy, io, invalid_data, data_corruption.
+  Runtime(PlannedRun planned, StoreMode store_mode);
+
+  const RunPlan& plan() const { return planned_.plan; }
+  gpu::Device& device() { return *planned_.device; }
+  tiers::NvmeStore* store() { return store_.get(); }
+  Executor& executor() { return *executor_; }
+  TrainingState& state() { return *state_; }
+  const AdamUpdater& updater() const { return adam_; }
+  /// Lines for the log: what was taken and how.
+  std::vector<std::string> description() const;
+
+ private:
+  PlannedRun planned_;
+  AdamUpdater adam_;
+  gpu::DeviceBuffer device_memory_;
+  std::optional<tiers::MemorySlab> host_memory_;
+  std::unique_ptr<tiers::NvmeStore> store_;
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<TrainingState> state_;
+};
+
+}  // namespace strata::scheduler

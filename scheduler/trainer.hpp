@@ -1,0 +1,40 @@
+// The trainer: the step loop of a run, from the first sample or the last commit to the final checkpoint.
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "core/config.hpp"
+#include "scheduler/metrics.hpp"
+#include "scheduler/trainer_record.hpp"
+#include "scheduler/training_state.hpp"
+
+namespace strata::scheduler {
+
+struct TrainOptions {
+  Config config;
+  std::filesystem::path run_directory;
+  bool resume = true;              // continue the run directory's newest state, where there is one
+  bool hash_state = false;         // compute TrainSummary::state_hash (reads all state once)
+  const std::atomic<bool>* stop = nullptr;  // set from a signal handler: end after the step under way
+  std::function<void(const std::string&)> narrate;      // a line for the log
+  std::function<void(const StepReport&)> on_step;
+  ProgressCallback on_state_progress;  // while weights are loaded and checkpoints written
+};
+
+struct TrainSummary {
+  int64_t steps_done = 0;
+  int64_t resumed_from = 0;
+  bool interrupted = false;
+  double first_loss = 0, last_loss = 0;  // of the steps of this call
+  std::filesystem::path checkpoint;
+  std::string state_hash;
+};
+
+/// Trains to config.steps or until stopped, leaving a checkpoint. Everything that can be refused (budgets, model, data, directories)
+/// is refused before the first step, and before an earlier run's state is touched. Throws Error.
+TrainSummary train(const TrainOptions& options);
+
+}  // namespace strata::scheduler

@@ -1,0 +1,83 @@
+#include "scheduler/trainer_record.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <system_error>
+
+#include "core/json.hpp"
+
+namespace strata::scheduler {
+
+std::string TrainerRecord::to_json() const {
+  const nlohmann::ordered_json json = {{"version", 1},
+                                       {"step", step},
+                                       {"updates", updates},
+                                       {"samples", samples},
+                                       {"loss_scale", loss_scale},
+                                       {"good_steps", good_steps},
+                                       {"skipped_in_a_row", skipped_in_a_row},
+                                       {"run_directory", run_directory},
+                                       {"model_path", model_path},
+                                       {"data_identity", data_identity}};
+  return json.dump();
+}
+
+TrainerRecord TrainerRecord::from_json(const std::string& text, const std::string& name) {
+  const Json json = parse_json(text, name, ErrorCode::data_corruption);
+  try {
+    if (json.at("version").get<int>() != 1)
+      throw Error(ErrorCode::data_corruption, "trainer record of an unknown version", name);
+    TrainerRecord record;
+    json.at("step").get_to(record.step);
+    json.at("updates").get_to(record.updates);
+    json.at("samples").get_to(record.samples);
+    json.at("loss_scale").get_to(record.loss_scale);
+    json.at("good_steps").get_to(record.good_steps);
+    json.at("skipped_in_a_row").get_to(record.skipped_in_a_row);
+    json.at("run_directory").get_to(record.run_directory);
+    json.at("model_path").get_to(record.model_path);
+    json.at("data_identity").get_to(record.data_identity);
+    return record;
+  } catch (const Json::exception& error) {
+    throw Error(ErrorCode::data_corruption, fmt::format("the trainer record is not whole: {}", error.what()), name);
+  }
+}
+
+std::string data_identity(const Config& config) {
+  std::string identity = fmt::format("seed {} sequence {}", config.data.seed, config.data.sequence_length);
+  for (const auto& file : config.data.train) {
+    std::error_code ignored;
+    identity += fmt::format(" {}:{}", file.filename().string(), std::filesystem::file_size(file, ignored));
+  }
+  return identity;
+}
+
+void LossScaler::after_step(DType compute, bool finite, TrainerRecord& record) {
+  if (compute != DType::f16) return;
+  constexpr int64_t kGrowthInterval = 2000;
+  if (!finite) {
+    record.loss_scale *= 0.5;
+    record.good_steps = 0;
+  } else if (++record.good_steps == kGrowthInterval) {
+    record.loss_scale *= 2.0;
+    record.good_steps = 0;
+  }
+}
+
+double learning_rate(const Config& config, int64_t step) {
+  const double peak = config.optimizer.lr, floor = config.lr_schedule.min_lr;
+  const auto warmup = static_cast<double>(config.lr_schedule.warmup_steps);
+  const auto at = static_cast<double>(step);
+  if (at < warmup) return peak * (at + 1) / warmup;
+  const double rest = static_cast<double>(config.steps) - warmup;
+  const double progress = rest > 0 ? std::min(1.0, (at - warmup) / rest) : 1.0;
+  switch (config.lr_schedule.type) {
+    case ScheduleKind::constant: return peak;
+    case ScheduleKind::linear: return floor + (peak - floor) * (1.0 - progress);
+    case ScheduleKind::cosine: return floor + (peak - floor) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  }
+  return peak;
+}
+
+}  // namespace strata::scheduler

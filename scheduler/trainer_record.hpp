@@ -1,0 +1,44 @@
+// What a trainer must remember, besides the tensors, to continue as if it had never stopped.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/config.hpp"
+
+namespace strata::scheduler {
+
+struct TrainerRecord {
+  int64_t step = 0;       // steps done, skipped ones included
+  int64_t updates = 0;    // of the optimizer; the bias corrections count these
+  uint64_t samples = 0;   // consumed
+  double loss_scale = 1.0;
+  int64_t good_steps = 0;  // since the loss scale changed
+  int64_t skipped_in_a_row = 0;
+
+  // Whose state it is. Another run's store or another data order is refused, not continued.
+  std::string run_directory;
+  std::string model_path;
+  std::string data_identity;
+
+  std::string to_json() const;
+  /// `name` stands for the source in messages. Throws data_corruption.
+  static TrainerRecord from_json(const std::string& text, const std::string& name);
+};
+
+/// Names, sizes and order of the training files, the seed and the sequence length, as one string: equal exactly when sample number n is
+/// the same tokens.
+std::string data_identity(const Config& config);
+
+/// Dynamic loss scaling for fp16: halves on a non-finite gradient, doubles after 2000 finite steps.
+class LossScaler {
+ public:
+  static double initial(DType compute) { return compute == DType::f16 ? 65536.0 : 1.0; }
+  /// Changes record.loss_scale after a step. Precision other than fp16 keeps 1.
+  static void after_step(DType compute, bool finite, TrainerRecord& record);
+};
+
+/// The learning rate of step `step` (from 0).
+double learning_rate(const Config& config, int64_t step);
+
+}  // namespace strata::scheduler

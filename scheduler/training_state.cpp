@@ -1,0 +1,229 @@
+#include "scheduler/training_state.hpp"
+
+#include <xxhash.h>
+
+#include <array>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "core/error.hpp"
+#include "scheduler/aligned_bytes.hpp"
+
+namespace strata::scheduler {
+
+void sections_from_master(const StateFormat& format, uint64_t elements, const float* master, std::byte* parameter,
+                          std::byte* master_section) {
+  if (format.master == MasterFormat::parameter) {
+    std::memcpy(parameter, master, elements * sizeof(float));
+    return;
+  }
+  auto* half = reinterpret_cast<uint16_t*>(parameter);
+  if (format.master == MasterFormat::split) {
+    auto* remainder = reinterpret_cast<uint16_t*>(master_section);
+    for (uint64_t i = 0; i < elements; ++i) {
+      const SplitMaster split = split_master(master[i]);
+      half[i] = split.upper;
+      remainder[i] = split.remainder;
+    }
+    return;
+  }
+  for (uint64_t i = 0; i < elements; ++i) half[i] = half_from_float(format.compute, master[i]);
+  std::memcpy(master_section, master, elements * sizeof(float));
+}
+
+void master_from_sections(const StateFormat& format, uint64_t elements, const std::byte* parameter,
+                          const std::byte* master_section, float* master) {
+  if (format.master == MasterFormat::split) {
+    const auto* half = reinterpret_cast<const uint16_t*>(parameter);
+    const auto* remainder = reinterpret_cast<const uint16_t*>(master_section);
+    for (uint64_t i = 0; i < elements; ++i) master[i] = join_master({half[i], remainder[i]});
+    return;
+  }
+  std::memcpy(master, format.master == MasterFormat::parameter ? parameter : master_section, elements * sizeof(float));
+}
+
+/// Transfers with the store that are waited for together.
+class TrainingState::Transfers {
+ public:
+  ~Transfers() { wait_all(); }
+
+  tiers::IoCallback add() {
+    std::lock_guard lock(mutex_);
+    ++in_flight_;
+    return [this](std::exception_ptr error) {
+      std::lock_guard lock(mutex_);
+      if (error && !error_) error_ = error;
+      --in_flight_;
+      idle_.notify_all();
+    };
+  }
+
+  void finish() {
+    wait_all();
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  void wait_all() {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return in_flight_ == 0; });
+  }
+
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  int in_flight_ = 0;
+  std::exception_ptr error_;
+};
+
+TrainingState::TrainingState(const RunShape& shape, const StepPlan& plan, Executor& executor, tiers::NvmeStore* store)
+    : shape_(shape), plan_(plan), executor_(executor), store_(store) {}
+
+void TrainingState::write_home(int unit, size_t tile, Section section, const std::byte* data) {
+  const UnitHomes& homes = plan_.homes[unit];
+  const Region& home = homes.sections[static_cast<int>(section)];
+  if (home.empty()) return;
+  const LocationId id = home.part(static_cast<uint32_t>(tile));
+  const uint64_t bytes = homes.tiles[tile].count * shape_.format.bytes(section);
+  if (plan_.memory[id].memory == Memory::host)
+    std::memcpy(executor_.address(id), data, bytes);
+  else
+    executor_.copy_blocking(executor_.address(id), data, bytes, gpu::CopyDirection::host_to_device);
+}
+
+void TrainingState::write_section(int unit, size_t tile, Section section, const std::byte* data, Transfers& transfers) {
+  write_home(unit, tile, section, data);
+  const LocationId extent = plan_.homes[unit].state_extents[static_cast<int>(section)][tile];
+  if (extent == kNoLocation) return;
+  const Location& location = plan_.memory[extent];
+  const auto index = static_cast<uint32_t>(location.position);
+  if (location.memory == Memory::store_state) store_->write_state(index, data, transfers.add());
+  else store_->write_scratch(index, data, transfers.add());
+}
+
+void TrainingState::read_section(int unit, size_t tile, Section section, std::byte* out) {
+  const UnitHomes& homes = plan_.homes[unit];
+  const Region& home = homes.sections[static_cast<int>(section)];
+  const uint64_t bytes = homes.tiles[tile].count * shape_.format.bytes(section);
+  if (!home.empty()) {
+    const LocationId id = home.part(static_cast<uint32_t>(tile));
+    if (plan_.memory[id].memory == Memory::host)
+      std::memcpy(out, executor_.address(id), bytes);
+    else
+      executor_.copy_blocking(out, executor_.address(id), bytes, gpu::CopyDirection::device_to_host);
+    return;
+  }
+  const LocationId extent = homes.state_extents[static_cast<int>(section)][tile];
+  STRATA_CHECK(extent != kNoLocation, "unit {} tile {} has no {}", unit, tile, to_string(section));
+  read_extent(extent, out);
+}
+
+void TrainingState::read_extent(LocationId extent, std::byte* out) {
+  const Location& location = plan_.memory[extent];
+  const auto index = static_cast<uint32_t>(location.position);
+  Transfers transfers;
+  if (location.memory == Memory::store_state) store_->read_state(index, out, transfers.add());
+  else store_->read_scratch(index, out, transfers.add());
+  transfers.finish();
+}
+
+void TrainingState::fill(const StateSources& sources, const ProgressCallback& progress) {
+  const StateFormat& format = shape_.format;
+  // Two sets of buffers: one is being written to the store while the next tile is made.
+  struct Buffers {
+    AlignedBytes sections[4];
+    Transfers transfers;
+  };
+  std::array<Buffers, 2> buffers;
+  for (Buffers& set : buffers)
+    for (Section section : kSections)
+      set.sections[static_cast<int>(section)] = aligned_bytes(shape_.tile_elements * format.bytes(section));
+  const AlignedBytes master = aligned_bytes(shape_.tile_elements * sizeof(float));
+  uint64_t done = 0, total = 0, count = 0;
+  for (const UnitLayout& unit : shape_.layout.units) total += unit.padded_elements;
+  for (int unit = 0; unit < static_cast<int>(plan_.homes.size()); ++unit) {
+    const UnitHomes& homes = plan_.homes[unit];
+    for (size_t tile = 0; tile < homes.tiles.size(); ++tile) {
+      Buffers& set = buffers[count++ % 2];
+      set.transfers.finish();
+      const Range range = homes.tiles[tile];
+      auto* values = reinterpret_cast<float*>(master.get());
+      sources.master(unit, range, values);
+      sections_from_master(format, range.count, values, set.sections[0].get(), set.sections[1].get());
+      const FloatSource* moments[2] = {&sources.momentum, &sources.variance};
+      for (int i = 0; i < 2; ++i) {
+        auto* out = reinterpret_cast<float*>(set.sections[2 + i].get());
+        if (*moments[i]) (*moments[i])(unit, range, out);
+        else std::memset(out, 0, range.count * sizeof(float));
+      }
+      for (Section section : kSections)
+        if (format.bytes(section) > 0)
+          write_section(unit, tile, section, set.sections[static_cast<int>(section)].get(), set.transfers);
+      done += range.count;
+      if (progress) progress(done, total);
+    }
+  }
+  for (Buffers& set : buffers) set.transfers.finish();
+}
+
+void TrainingState::restore_from_store() {
+  const StateFormat& format = shape_.format;
+  const AlignedBytes parameter = aligned_bytes(shape_.tile_elements * format.bytes(Section::parameter));
+  const AlignedBytes master = aligned_bytes(shape_.tile_elements * sizeof(float));
+  for (int unit = 0; unit < static_cast<int>(plan_.homes.size()); ++unit) {
+    const UnitHomes& homes = plan_.homes[unit];
+    if (homes.sections[static_cast<int>(Section::parameter)].empty()) continue;
+    for (size_t tile = 0; tile < homes.tiles.size(); ++tile) {
+      const LocationId carried = homes.state_extents[static_cast<int>(Section::parameter)][tile];
+      if (carried != kNoLocation) {
+        read_extent(carried, parameter.get());
+      } else {
+        read_section(unit, tile, Section::master, master.get());
+        const auto* values = reinterpret_cast<const float*>(master.get());
+        auto* half = reinterpret_cast<uint16_t*>(parameter.get());
+        for (uint64_t i = 0; i < homes.tiles[tile].count; ++i) half[i] = half_from_float(format.compute, values[i]);
+      }
+      write_home(unit, tile, Section::parameter, parameter.get());
+    }
+  }
+}
+
+void TrainingState::read(Quantity quantity, int unit, size_t tile, float* out) {
+  const StateFormat& format = shape_.format;
+  const uint64_t elements = plan_.homes[unit].tiles[tile].count;
+  const Section section = quantity == Quantity::momentum ? Section::momentum : Section::variance;
+  if (quantity != Quantity::master) {
+    const AlignedBytes bytes = aligned_bytes(elements * sizeof(float));
+    read_section(unit, tile, section, bytes.get());
+    std::memcpy(out, bytes.get(), elements * sizeof(float));
+    return;
+  }
+  const AlignedBytes parameter = aligned_bytes(elements * format.bytes(Section::parameter));
+  const AlignedBytes master = aligned_bytes(elements * format.bytes(Section::master));
+  read_section(unit, tile, Section::parameter, parameter.get());
+  if (format.bytes(Section::master) > 0) read_section(unit, tile, Section::master, master.get());
+  master_from_sections(format, elements, parameter.get(), master.get(), out);
+}
+
+std::string TrainingState::hash() {
+  const auto free_state = [](XXH3_state_t* state) { XXH3_freeState(state); };
+  const std::unique_ptr<XXH3_state_t, decltype(free_state)> state(XXH3_createState(), free_state);
+  XXH3_128bits_reset(state.get());
+  const AlignedBytes buffer = aligned_bytes(shape_.tile_elements * sizeof(float));
+  for (int unit = 0; unit < static_cast<int>(plan_.homes.size()); ++unit)
+    for (Section section : kSections) {
+      if (shape_.format.bytes(section) == 0) continue;
+      for (size_t tile = 0; tile < plan_.homes[unit].tiles.size(); ++tile) {
+        read_section(unit, tile, section, buffer.get());
+        XXH3_128bits_update(state.get(), buffer.get(),
+                            plan_.homes[unit].tiles[tile].count * shape_.format.bytes(section));
+      }
+    }
+  const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
+  return fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+}
+
+}  // namespace strata::scheduler
