@@ -44,7 +44,7 @@ constexpr auto kAnyLayout = memory::format_tag::any;
 
 uint64_t aligned(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-std::byte* advance(void* base, uint64_t bytes) { return static_cast<std::byte*>(base) + bytes; }
+void* at(void* base, uint64_t offset) { return static_cast<std::byte*>(base) + offset; }
 
 /// What a product adds to a b: nothing, a third matrix, or what the destination holds.
 enum class Addend { none, residual, destination };
@@ -80,14 +80,14 @@ class Product {
   uint64_t scratch_bytes() const { return plan_.scratchpad_desc().get_size(); }
 
   void operator()(const dnnl::engine& engine, dnnl::stream& stream, const Operands& operands) const {
-    const auto at = [&](const memory::desc& desc, const void* data) { return memory(desc, engine, const_cast<void*>(data)); };
-    std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, at(plan_.src_desc(), operands.a)},
-                                              {DNNL_ARG_WEIGHTS, at(plan_.weights_desc(), operands.b)},
-                                              {DNNL_ARG_DST, at(plan_.dst_desc(), operands.c)},
-                                              {DNNL_ARG_SCRATCHPAD, at(plan_.scratchpad_desc(), operands.scratch)}};
-    if (operands.bias) arguments.emplace(DNNL_ARG_BIAS, at(plan_.query_md(dnnl::query::weights_md, 1), operands.bias));
+    const auto argument = [&](const memory::desc& desc, const void* data) { return memory(desc, engine, const_cast<void*>(data)); };
+    std::unordered_map<int, memory> arguments{{DNNL_ARG_SRC, argument(plan_.src_desc(), operands.a)},
+                                              {DNNL_ARG_WEIGHTS, argument(plan_.weights_desc(), operands.b)},
+                                              {DNNL_ARG_DST, argument(plan_.dst_desc(), operands.c)},
+                                              {DNNL_ARG_SCRATCHPAD, argument(plan_.scratchpad_desc(), operands.scratch)}};
+    if (operands.bias) arguments.emplace(DNNL_ARG_BIAS, argument(plan_.query_md(dnnl::query::weights_md, 1), operands.bias));
     if (operands.residual) {
-      arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, at(plan_.dst_desc(), operands.residual));
+      arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, argument(plan_.dst_desc(), operands.residual));
     }
     product_.execute(stream, arguments);
     stream.wait();
@@ -98,10 +98,37 @@ class Product {
   matmul product_;
 };
 
-/// The products of one row count.
+/// A copy into another layout of the same matrix, planned.
+class Repacking {
+ public:
+  Repacking() = default;
+  Repacking(const dnnl::engine& engine, const memory::desc& from, const memory::desc& to) : from_(from), to_(to) {
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    const dnnl::reorder::primitive_desc plan(engine, from, engine, to, attributes);
+    STRATA_CHECK(plan.scratchpad_desc().get_size() == 0, "a copy of {} bytes needs scratch", from.get_size());
+    reorder_ = dnnl::reorder(plan);
+  }
+  uint64_t bytes() const { return to_.get_size(); }
+
+  void operator()(const dnnl::engine& engine, dnnl::stream& stream, const void* from, void* to) const {
+    memory source(from_, engine, const_cast<void*>(from)), target(to_, engine, to);
+    reorder_.execute(stream, source, target);
+    stream.wait();
+  }
+
+ private:
+  memory::desc from_, to_;
+  dnnl::reorder reorder_;
+};
+
+/// The products of one row count. The weight gradient is left^T right, where `right` (x, or d_y for input-major weights) is packed
+/// first: that costs little and oneDNN then leaves only the other factor to be copied inside the product.
 struct Products {
   int64_t tokens = 0;
   Product forward, backward;
+  Repacking pack_right;
+  bool packs_right = false;
   Product weight_first, weight_add;
 };
 
@@ -123,8 +150,8 @@ class HostLinear final : public Linear {
     if (spec.tail_tokens > 0) tail_ = plan(spec.tail_tokens, forward_weights_, backward_weights_);
     forward_packs_ = !widened_ && forward_weights_ != forward_plain();
     backward_packs_ = !widened_ && !spec.forward_only && backward_weights_ != backward_plain();
-    if (forward_packs_) pack_forward_ = plan_packing(forward_plain(), forward_weights_);
-    if (backward_packs_) pack_backward_ = plan_packing(backward_plain(), backward_weights_);
+    if (forward_packs_) pack_forward_ = Repacking(engine_, forward_plain(), forward_weights_);
+    if (backward_packs_) pack_backward_ = Repacking(engine_, backward_plain(), backward_weights_);
     plan_workspace();
   }
 
@@ -139,12 +166,12 @@ class HostLinear final : public Linear {
   void prepare_forward(Stream& stream, const void* weights, void* prepared) override {
     host_enqueue(stream, [=, this] {
       if (widened_) widen(spec_.dtype, weights, static_cast<float*>(prepared), spec_.inputs * spec_.outputs);
-      if (forward_packs_) pack(pack_forward_, forward_plain(), weights, forward_weights_, prepared);
+      if (forward_packs_) pack_forward_(engine_, stream_, weights, prepared);
     });
   }
   void prepare_backward(Stream& stream, const void* weights, void* prepared) override {
     host_enqueue(stream, [=, this] {
-      if (backward_packs_) pack(pack_backward_, backward_plain(), weights, backward_weights_, prepared);
+      if (backward_packs_) pack_backward_(engine_, stream_, weights, prepared);
     });
   }
 
@@ -194,9 +221,13 @@ class HostLinear final : public Linear {
         outputs = outputs_wide(workspace);
       }
       const bool output_major = spec_.order == WeightOrder::output_major;
+      const void* right = output_major ? inputs : outputs;
+      if (products.packs_right) {
+        products.pack_right(engine_, stream_, right, at(workspace, right_packed_));
+        right = at(workspace, right_packed_);
+      }
       const Product& product = accumulate ? products.weight_add : products.weight_first;
-      product(engine_, stream_, {.a = output_major ? outputs : inputs, .b = output_major ? inputs : outputs, .c = d_weights,
-                                 .scratch = scratch(workspace)});
+      product(engine_, stream_, {.a = output_major ? outputs : inputs, .b = right, .c = d_weights, .scratch = scratch(workspace)});
     });
   }
 
@@ -223,11 +254,13 @@ class HostLinear final : public Linear {
                                 matrix(tokens, inputs, inner_, kRowMajor), Addend::none);
     const bool output_major = spec_.order == WeightOrder::output_major;
     const int64_t rows = output_major ? outputs : inputs, columns = output_major ? inputs : outputs;
-    for (const bool accumulate : {false, true}) {
-      (accumulate ? products.weight_add : products.weight_first) =
-          Product(engine_, matrix(rows, tokens, inner_, kColumnMajor), matrix(tokens, columns, inner_, kRowMajor),
-                  matrix(rows, columns, DType::f32, kRowMajor), accumulate ? Addend::destination : Addend::none);
-    }
+    const auto left = matrix(rows, tokens, inner_, kColumnMajor), right = matrix(tokens, columns, inner_, kRowMajor);
+    const auto gradient = matrix(rows, columns, DType::f32, kRowMajor);
+    products.weight_add = Product(engine_, left, matrix(tokens, columns, inner_, kAnyLayout), gradient, Addend::destination);
+    const memory::desc packed = products.weight_add.right();
+    products.weight_first = Product(engine_, left, packed, gradient, Addend::none);
+    products.packs_right = packed != right;
+    if (products.packs_right) products.pack_right = Repacking(engine_, right, packed);
     return products;
   }
 
@@ -242,29 +275,19 @@ class HostLinear final : public Linear {
     }
     scratch_bytes_ = aligned(scratch_bytes_);
     workspace_bytes_ = scratch_bytes_;
-    if (!widened_) return;
-    const auto reserve = [&](int64_t elements) {
+    const auto reserve = [&](uint64_t bytes) {
       const uint64_t offset = workspace_bytes_;
-      workspace_bytes_ += aligned(static_cast<uint64_t>(elements) * sizeof(float));
+      workspace_bytes_ += aligned(bytes);
       return offset;
     };
-    const int64_t tokens = std::max(spec_.tokens, spec_.tail_tokens);
-    inputs_wide_ = reserve(tokens * spec_.inputs);
-    outputs_wide_ = reserve(tokens * spec_.outputs);
-    bias_wide_ = reserve(spec_.outputs);
-  }
-
-  dnnl::reorder plan_packing(const memory::desc& from, const memory::desc& to) const {
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const dnnl::reorder::primitive_desc plan(engine_, from, engine_, to, attributes);
-    STRATA_CHECK(plan.scratchpad_desc().get_size() == 0, "packing {} x {} needs scratch", spec_.inputs, spec_.outputs);
-    return dnnl::reorder(plan);
-  }
-  void pack(const dnnl::reorder& packing, const memory::desc& from, const void* weights, const memory::desc& to, void* prepared) {
-    memory source(from, engine_, const_cast<void*>(weights)), target(to, engine_, prepared);
-    packing.execute(stream_, source, target);
-    stream_.wait();
+    if (main_.packs_right || tail_.packs_right) {
+      right_packed_ = reserve(std::max(main_.packs_right ? main_.pack_right.bytes() : 0, tail_.packs_right ? tail_.pack_right.bytes() : 0));
+    }
+    if (!widened_) return;
+    const auto tokens = static_cast<uint64_t>(std::max(spec_.tokens, spec_.tail_tokens));
+    inputs_wide_ = reserve(tokens * static_cast<uint64_t>(spec_.inputs) * sizeof(float));
+    outputs_wide_ = reserve(tokens * static_cast<uint64_t>(spec_.outputs) * sizeof(float));
+    bias_wide_ = reserve(static_cast<uint64_t>(spec_.outputs) * sizeof(float));
   }
 
   const Products& products_of(int64_t tokens) const {
@@ -273,9 +296,9 @@ class HostLinear final : public Linear {
     return tokens == main_.tokens ? main_ : tail_;
   }
   void* scratch(void* workspace) const { return workspace; }
-  float* inputs_wide(void* workspace) const { return reinterpret_cast<float*>(advance(workspace, inputs_wide_)); }
-  float* outputs_wide(void* workspace) const { return reinterpret_cast<float*>(advance(workspace, outputs_wide_)); }
-  float* bias_wide(void* workspace) const { return reinterpret_cast<float*>(advance(workspace, bias_wide_)); }
+  float* inputs_wide(void* workspace) const { return static_cast<float*>(at(workspace, inputs_wide_)); }
+  float* outputs_wide(void* workspace) const { return static_cast<float*>(at(workspace, outputs_wide_)); }
+  float* bias_wide(void* workspace) const { return static_cast<float*>(at(workspace, bias_wide_)); }
 
   const LinearSpec spec_;
   const bool widened_;
@@ -285,9 +308,9 @@ class HostLinear final : public Linear {
   Products main_, tail_;
   memory::desc forward_weights_, backward_weights_;
   bool forward_packs_ = false, backward_packs_ = false;
-  dnnl::reorder pack_forward_, pack_backward_;
+  Repacking pack_forward_, pack_backward_;
   uint64_t scratch_bytes_ = 0, workspace_bytes_ = 0;
-  uint64_t inputs_wide_ = 0, outputs_wide_ = 0, bias_wide_ = 0;  // offsets in the workspace
+  uint64_t right_packed_ = 0, inputs_wide_ = 0, outputs_wide_ = 0, bias_wide_ = 0;  // offsets in the workspace
 };
 
 class HostMatrixKernels final : public MatrixKernels {
