@@ -447,6 +447,9 @@ class TransferChannel::Worker {
 
   std::exception_ptr refused(const Slot& slot, int error_number) const {
     const IoOperation operation = slot.job->transfer.operation;
+    if (error_number == ECANCELED) {
+      return std::make_exception_ptr(Error(ErrorCode::cancelled, "the store was closed before the transfer ended", where(slot)));
+    }
     const bool no_space = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
     const char* remedy = no_space            ? "free space on that file system, or raise the quota or the file size limit"
                          : error_number == EIO ? "check the drive (dmesg, smartctl): it reports an error"
