@@ -15,10 +15,17 @@ struct Unit {
   uint64_t bytes;
 };
 
-constexpr std::array<Unit, 11> kUnits = {{{"", 1}, {"b", 1},
-                                          {"kb", 1000}, {"mb", 1000'000}, {"gb", 1000'000'000}, {"tb", 1000'000'000'000},
-                                          {"kib", 1ull << 10}, {"mib", 1ull << 20}, {"gib", 1ull << 30},
-                                          {"tib", 1ull << 40}, {"pib", 1ull << 50}}};
+constexpr std::array<Unit, 11> kUnits = {{{"", 1},
+                                          {"b", 1},
+                                          {"kb", 1000},
+                                          {"mb", 1000'000},
+                                          {"gb", 1000'000'000},
+                                          {"tb", 1000'000'000'000},
+                                          {"kib", 1ull << 10},
+                                          {"mib", 1ull << 20},
+                                          {"gib", 1ull << 30},
+                                          {"tib", 1ull << 40},
+                                          {"pib", 1ull << 50}}};
 
 [[noreturn]] void refuse(const std::string& text, const std::string& reason) {
   throw Error(ErrorCode::invalid_configuration, fmt::format("\"{}\" is not a size: {}", text, reason), {},
@@ -35,7 +42,8 @@ uint64_t parse_bytes(const std::string& text) {
   unsigned __int128 divisor = 1;
   const auto take_digits = [&](bool fraction) {
     for (; digit(); ++at) {
-      if (digits > (static_cast<unsigned __int128>(1) << 64) || divisor > 1'000'000'000'000) refuse(text, "too many digits");
+      if (digits > (static_cast<unsigned __int128>(1) << 64) || divisor > 1'000'000'000'000)
+        refuse(text, "too many digits");
       digits = digits * 10 + static_cast<unsigned>(text[at] - '0');
       if (fraction) divisor *= 10;
     }

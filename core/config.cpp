@@ -228,8 +228,9 @@ class ConfigParser {
       config_.optimizer.beta1 = (*value)[0].get<double>();
       config_.optimizer.beta2 = (*value)[1].get<double>();
     } else {
-      optimizer.problem("betas", fmt::format("must be two numbers at least 0 and less than 1, as in [0.9, 0.999], is {}",
-                                             shown(*value)));
+      optimizer.problem(
+          "betas",
+          fmt::format("must be two numbers at least 0 and less than 1, as in [0.9, 0.999], is {}", shown(*value)));
     }
   }
 
@@ -262,8 +263,9 @@ class ConfigParser {
     section.choice("io_engine", config_.tiers.io_engine,
                    Words<std::string>{{"auto", "auto"}, {"io_uring", "io_uring"}, {"threads", "threads"}});
     if (const Json* drives = section.find("nvme"); drives != nullptr && !drives->is_array()) {
-      section.problem("nvme", fmt::format("must be a list, as in [{{\"path\": \"DIR\", \"capacity\": \"100GiB\"}}], is {}",
-                                          shown(*drives)));
+      section.problem("nvme",
+                      fmt::format("must be a list, as in [{{\"path\": \"DIR\", \"capacity\": \"100GiB\"}}], is {}",
+                                  shown(*drives)));
     } else if (drives != nullptr) {
       for (size_t i = 0; i < drives->size(); ++i) {
         ObjectReader drive(&(*drives)[i], json_pointer("/tiers/nvme", std::to_string(i)), problems_);
@@ -299,11 +301,13 @@ class ConfigParser {
     if (config_.schedule.update == UpdateMode::eager) {
       not_built("/schedule/update", "eager", "\"auto\", \"lazy\" and \"after_backward\"");
     }
-    if (const Json* prefetch = schedule.find("prefetch"); prefetch != nullptr && !(prefetch->is_string() && *prefetch == "auto")) {
+    if (const Json* prefetch = schedule.find("prefetch");
+        prefetch != nullptr && !(prefetch->is_string() && *prefetch == "auto")) {
       if (prefetch->is_number_unsigned() && prefetch->get<uint64_t>() <= 1024) {
         config_.schedule.prefetch = prefetch->get<int64_t>();
       } else {
-        schedule.problem("prefetch", fmt::format("must be \"auto\" or an integer from 0 to 1024, is {}", shown(*prefetch)));
+        schedule.problem("prefetch",
+                         fmt::format("must be \"auto\" or an integer from 0 to 1024, is {}", shown(*prefetch)));
       }
     }
     schedule.bytes("tile", config_.schedule.tile_bytes, kMinTileBytes, kMaxTileBytes);
@@ -329,7 +333,8 @@ class ConfigParser {
   }
 
   void not_built(const std::string& pointer, std::string_view value, const std::string& supported) {
-    problems_.add(pointer, fmt::format("\"{}\" is unsupported: it is not built in this version; supported: {}", value, supported));
+    problems_.add(pointer, fmt::format("\"{}\" is unsupported: it is not built in this version; supported: {}", value,
+                                       supported));
   }
 
   /// Values that are right one by one and wrong together.
@@ -356,7 +361,8 @@ class ConfigParser {
       for (size_t j = 0; j < i; ++j) {
         const auto& path = config_.tiers.nvme[i].path;
         if (!path.empty() && path.lexically_normal() == config_.tiers.nvme[j].path.lexically_normal()) {
-          problems_.add(fmt::format("/tiers/nvme/{}/path", i), fmt::format("is the same directory as /tiers/nvme/{}/path", j));
+          problems_.add(fmt::format("/tiers/nvme/{}/path", i),
+                        fmt::format("is the same directory as /tiers/nvme/{}/path", j));
         }
       }
     }
@@ -391,7 +397,8 @@ void apply_override(Json& document, const std::string& text, Problems& problems)
     if (at->is_array()) {
       const bool index = !key.empty() && key.size() < 7 && key.find_first_not_of("0123456789") == std::string::npos;
       if (!index || std::stoul(key) > at->size()) {
-        problems.add("--set " + text, fmt::format("{} is a list of {} items, which \"{}\" does not index", pointer, at->size(), key));
+        problems.add("--set " + text,
+                     fmt::format("{} is a list of {} items, which \"{}\" does not index", pointer, at->size(), key));
         return;
       }
       if (std::stoul(key) == at->size()) at->push_back(nullptr);
@@ -399,7 +406,8 @@ void apply_override(Json& document, const std::string& text, Problems& problems)
     } else if (at->is_object() && !key.empty()) {
       at = &(*at)[key];
     } else {
-      problems.add("--set " + text, fmt::format("\"{}\" cannot be set in {}", key, pointer.empty() ? "the file" : pointer));
+      problems.add("--set " + text,
+                   fmt::format("\"{}\" cannot be set in {}", key, pointer.empty() ? "the file" : pointer));
       return;
     }
     pointer = json_pointer(pointer, key);
@@ -415,7 +423,8 @@ Config parse_document(Json document, const std::vector<std::string>& duplicates,
     for (const std::string& text : overrides) apply_override(document, text, problems);
   }
   Config config = ConfigParser(document, problems).parse();
-  if (!problems.empty()) problems.raise(ErrorCode::invalid_configuration, name, "correct the file; nothing was started");
+  if (!problems.empty())
+    problems.raise(ErrorCode::invalid_configuration, name, "correct the file; nothing was started");
   return config;
 }
 
@@ -474,9 +483,8 @@ std::string Config::to_json() const {
   out["device"] = Json{{"kind", word_of(device_kinds(), device.kind)},
                        {"memory", exact_bytes(device.memory_bytes)},
                        {"threads", device.threads}};
-  out["tiers"] = Json{{"host", {{"memory", exact_bytes(tiers.host_memory_bytes)}}},
-                      {"nvme", drives},
-                      {"io_engine", tiers.io_engine}};
+  out["tiers"] = Json{
+      {"host", {{"memory", exact_bytes(tiers.host_memory_bytes)}}}, {"nvme", drives}, {"io_engine", tiers.io_engine}};
   out["placement"] = placement_json(placement);
   out["schedule"] = Json{{"accumulation", word_of(accumulation_orders(), schedule.accumulation)},
                          {"update", word_of(update_modes(), schedule.update)},

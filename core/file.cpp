@@ -78,7 +78,8 @@ void ReadOnlyFile::read(uint64_t offset, void* out, uint64_t bytes) const {
 
 void ReadOnlyFile::drop_cached(uint64_t offset, uint64_t bytes) const {
   // Only advice: a refusal changes nothing that matters.
-  static_cast<void>(::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED));
+  static_cast<void>(
+      ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED));
 }
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
@@ -135,7 +136,8 @@ void AtomicFile::write(uint64_t offset, const void* data, uint64_t bytes) {
 void AtomicFile::finish() {
   STRATA_CHECK(descriptor_ >= 0, "{} is finished already", path_.string());
   if (::fsync(descriptor_) != 0) throw_system_error(errno, "cannot make the file durable", path_);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_system_error(errno, "cannot give the file its name", path_);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0)
+    throw_system_error(errno, "cannot give the file its name", path_);
   ::close(std::exchange(descriptor_, -1));
   sync_directory(path_.parent_path());
 }

@@ -31,8 +31,8 @@ class ReadOnlyFile {
   uint64_t size_ = 0;
 };
 
-/// A new file that appears under its name only when it is complete: written under a temporary name in the same directory, then
-/// synchronized and renamed by finish(). Destroyed before that, it leaves nothing behind.
+/// A new file that appears under its name only when it is complete: written under a temporary name in the same
+/// directory, then synchronized and renamed by finish(). Destroyed before that, it leaves nothing behind.
 class AtomicFile {
  public:
   /// Creates the temporary file. Throws io.

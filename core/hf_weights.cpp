@@ -15,7 +15,9 @@ namespace {
 
 constexpr uint64_t kPieceElements = 256 << 10;
 
-std::string prefix_of(const ModelDescription& model) { return model.family == Family::gpt2 ? "transformer." : "model."; }
+std::string prefix_of(const ModelDescription& model) {
+  return model.family == Family::gpt2 ? "transformer." : "model.";
+}
 
 /// Buffers that some versions of transformers saved beside the parameters.
 bool is_known_buffer(std::string_view name, Family family) {
@@ -34,16 +36,20 @@ void convert(const void* from, uint64_t count, float* to, Convert convert_one) {
 }
 
 /// Reads elements [first, first + count) of a tensor as fp32, piece by piece.
-void read_elements(const SafetensorsFile& file, const SafetensorsEntry& entry, uint64_t first, uint64_t count, float* out) {
+void read_elements(const SafetensorsFile& file, const SafetensorsEntry& entry, uint64_t first, uint64_t count,
+                   float* out) {
   if (entry.dtype == "F32") return file.read(entry, first * 4, out, count * 4);
   const uint64_t size = safetensors_dtype_bits(entry.dtype) / 8;
   std::vector<char> piece(std::min(count, kPieceElements) * size);
   for (uint64_t done = 0; done < count;) {
     const uint64_t elements = std::min(kPieceElements, count - done);
     file.read(entry, (first + done) * size, piece.data(), elements * size);
-    if (entry.dtype == "BF16") convert<uint16_t>(piece.data(), elements, out + done, float_from_bf16);
-    else if (entry.dtype == "F16") convert<uint16_t>(piece.data(), elements, out + done, float_from_f16);
-    else convert<double>(piece.data(), elements, out + done, [](double value) { return static_cast<float>(value); });
+    if (entry.dtype == "BF16")
+      convert<uint16_t>(piece.data(), elements, out + done, float_from_bf16);
+    else if (entry.dtype == "F16")
+      convert<uint16_t>(piece.data(), elements, out + done, float_from_f16);
+    else
+      convert<double>(piece.data(), elements, out + done, [](double value) { return static_cast<float>(value); });
     done += elements;
   }
 }
@@ -51,8 +57,8 @@ void read_elements(const SafetensorsFile& file, const SafetensorsEntry& entry, u
 /// Calls visit(tensor index, first element within the tensor, first element within the range, count) for each overlap.
 template <typename Visit>
 void for_each_overlap(const UnitLayout& unit, Range range, Visit visit) {
-  STRATA_CHECK(range.first <= unit.padded_elements && range.count <= unit.padded_elements - range.first, "[{}, +{}) of {} with {}",
-               range.first, range.count, unit.name, unit.padded_elements);
+  STRATA_CHECK(range.first <= unit.padded_elements && range.count <= unit.padded_elements - range.first,
+               "[{}, +{}) of {} with {}", range.first, range.count, unit.name, unit.padded_elements);
   const uint64_t end = range.first + range.count;
   for (size_t i = 0; i < unit.tensors.size(); ++i) {
     const TensorLayout& tensor = unit.tensors[i];
@@ -61,7 +67,8 @@ void for_each_overlap(const UnitLayout& unit, Range range, Visit visit) {
   }
 }
 
-bool same_contents(const SafetensorsFile& file_a, const SafetensorsEntry& a, const SafetensorsFile& file_b, const SafetensorsEntry& b) {
+bool same_contents(const SafetensorsFile& file_a, const SafetensorsEntry& a, const SafetensorsFile& file_b,
+                   const SafetensorsEntry& b) {
   if (a.dtype != b.dtype || a.shape != b.shape) return false;
   constexpr uint64_t kPiece = 1 << 20;
   std::vector<char> piece_a(kPiece), piece_b(kPiece);
@@ -96,7 +103,8 @@ struct HfWeights::Checker {
     Source source = take(tensor.name);
     if (source.file == nullptr && tensor.name.starts_with(prefix)) source = take(tensor.name.substr(prefix.size()));
     // A tied pair is saved once, under either name.
-    if (source.file == nullptr && tensor.role == TensorRole::token_embedding && model.tied_head) source = take("lm_head.weight");
+    if (source.file == nullptr && tensor.role == TensorRole::token_embedding && model.tied_head)
+      source = take("lm_head.weight");
     return source;
   }
 
@@ -120,7 +128,8 @@ struct HfWeights::Checker {
     }
     const SafetensorsEntry& entry = *source.entry;
     if (entry.shape != tensor.shape) {
-      problems.add(entry.name, fmt::format("has shape [{}], the configuration says [{}]", fmt::join(entry.shape, ", "), fmt::join(tensor.shape, ", ")));
+      problems.add(entry.name, fmt::format("has shape [{}], the configuration says [{}]", fmt::join(entry.shape, ", "),
+                                           fmt::join(tensor.shape, ", ")));
     }
     if (entry.dtype != "F32" && entry.dtype != "BF16" && entry.dtype != "F16" && entry.dtype != "F64") {
       problems.add(entry.name, fmt::format("has dtype {}; supported are F32, BF16, F16, F64", entry.dtype));
@@ -145,7 +154,8 @@ struct HfWeights::Checker {
   void check_tied_head(const Source& head) {
     const Source& embedding = weights.sources_.front().front();
     if (embedding.file == nullptr || same_contents(*head.file, *head.entry, *embedding.file, *embedding.entry)) return;
-    problems.add("lm_head.weight", "differs from the embedding, but the configuration says that they are tied (tie_word_embeddings)");
+    problems.add("lm_head.weight",
+                 "differs from the embedding, but the configuration says that they are tied (tie_word_embeddings)");
   }
 };
 
@@ -156,12 +166,14 @@ HfWeights::HfWeights(const std::filesystem::path& directory, const ModelDescript
   checker.check_parameters();
   checker.check_others();
   if (!checker.problems.empty()) {
-    checker.problems.raise(ErrorCode::invalid_data, directory_.string(), "check that config.json and the weights are of the same model");
+    checker.problems.raise(ErrorCode::invalid_data, directory_.string(),
+                           "check that config.json and the weights are of the same model");
   }
 }
 
 void HfWeights::open_files() {
-  const std::filesystem::path single = directory_ / "model.safetensors", index = directory_ / "model.safetensors.index.json";
+  const std::filesystem::path single = directory_ / "model.safetensors",
+                              index = directory_ / "model.safetensors.index.json";
   if (std::filesystem::exists(single)) {
     files_.push_back(std::make_unique<SafetensorsFile>(single));
     for (const SafetensorsEntry& entry : files_.back()->tensors()) found_[entry.name] = {files_.back().get(), &entry};
@@ -174,8 +186,10 @@ void HfWeights::open_files() {
       SafetensorsFile*& file = opened[file_name];
       if (file == nullptr) file = files_.emplace_back(std::make_unique<SafetensorsFile>(directory_ / file_name)).get();
       const SafetensorsEntry* entry = file->find(name);
-      if (entry == nullptr) problems.add(name, fmt::format("is not in {}, where the index says it is", printable(file_name)));
-      else found_[name] = {file, entry};
+      if (entry == nullptr)
+        problems.add(name, fmt::format("is not in {}, where the index says it is", printable(file_name)));
+      else
+        found_[name] = {file, entry};
     }
     if (!problems.empty()) problems.raise(ErrorCode::invalid_data, index.string());
     return;
@@ -183,11 +197,13 @@ void HfWeights::open_files() {
   const bool pickled = std::filesystem::exists(directory_ / "pytorch_model.bin") ||
                        std::filesystem::exists(directory_ / "pytorch_model.bin.index.json");
   if (pickled) {
-    throw Error(ErrorCode::unsupported, "the weights are a pytorch_model.bin, a pickle; only safetensors files are read", directory_.string(),
-                "convert it in Python: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR, safe_serialization=True)");
+    throw Error(ErrorCode::unsupported,
+                "the weights are a pytorch_model.bin, a pickle; only safetensors files are read", directory_.string(),
+                "convert it in Python: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR, "
+                "safe_serialization=True)");
   }
-  throw Error(ErrorCode::invalid_data, "there is neither a model.safetensors nor a model.safetensors.index.json", directory_.string(),
-              "give the directory of a Hugging Face model, or make one with strata init");
+  throw Error(ErrorCode::invalid_data, "there is neither a model.safetensors nor a model.safetensors.index.json",
+              directory_.string(), "give the directory of a Hugging Face model, or make one with strata init");
 }
 
 void HfWeights::read_as_float(size_t unit, Range range, float* out) const {

@@ -1,4 +1,5 @@
-// Weights in a Hugging Face directory, read into and written from the flat buffers of the layout, in pieces of any size.
+// Weights in a Hugging Face directory, read into and written from the flat buffers of the layout, in pieces of any
+// size.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +23,15 @@ struct PassthroughTensor {
   const SafetensorsEntry* entry;
 };
 
-/// The weights of a model directory: model.safetensors, or the files of model.safetensors.index.json. Thread-safe for reading.
+/// The weights of a model directory: model.safetensors, or the files of model.safetensors.index.json. Thread-safe for
+/// reading.
 class HfWeights {
  public:
-  /// Opens and checks everything: each tensor of the layout is there (with or without the family's prefix "transformer." or
-  /// "model."), has its shape and a floating-point dtype (F32, F16, BF16, F64), and nothing unexpected is beside it. A tied
-  /// lm_head.weight is accepted if its bytes are those of the embedding. Throws one Error{invalid_data} that lists all missing,
-  /// extra, mis-shaped and mistyped tensors; unsupported if there is only a pytorch_model.bin; io.
+  /// Opens and checks everything: each tensor of the layout is there (with or without the family's prefix
+  /// "transformer." or "model."), has its shape and a floating-point dtype (F32, F16, BF16, F64), and nothing
+  /// unexpected is beside it. A tied lm_head.weight is accepted if its bytes are those of the embedding. Throws one
+  /// Error{invalid_data} that lists all missing, extra, mis-shaped and mistyped tensors; unsupported if there is only a
+  /// pytorch_model.bin; io.
   HfWeights(const std::filesystem::path& directory, const ModelDescription& model, ModelLayout layout);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -36,8 +39,8 @@ class HfWeights {
   DType source_dtype() const { return source_dtype_; }
   const std::vector<PassthroughTensor>& passthrough_tensors() const { return passthrough_; }
 
-  /// Fills out[0, range.count) with that part of the unit's flat buffer, gaps as zeros. Blocks; streams, so memory use does not
-  /// depend on the range. Throws invalid_data if a file has become shorter, io.
+  /// Fills out[0, range.count) with that part of the unit's flat buffer, gaps as zeros. Blocks; streams, so memory use
+  /// does not depend on the range. Throws invalid_data if a file has become shorter, io.
   void read_as_float(size_t unit, Range range, float* out) const;
 
  private:
@@ -52,8 +55,8 @@ class HfWeights {
   std::filesystem::path directory_;
   ModelLayout layout_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, Source> found_;        // all tensors of the files, by their names there
-  std::vector<std::vector<Source>> sources_;   // by unit and tensor
+  std::map<std::string, Source> found_;       // all tensors of the files, by their names there
+  std::vector<std::vector<Source>> sources_;  // by unit and tensor
   std::vector<PassthroughTensor> passthrough_;
   DType source_dtype_ = DType::f32;
 };
@@ -71,8 +74,8 @@ struct HfWriterOptions {
 /// Writes a directory that transformers loads: model.safetensors, or shards of at most max_shard_bytes with an index.
 class HfWriter {
  public:
-  /// Creates the directory and reserves the space. Throws invalid_configuration if the directory holds model weights already,
-  /// resource_exhausted or io.
+  /// Creates the directory and reserves the space. Throws invalid_configuration if the directory holds model weights
+  /// already, resource_exhausted or io.
   HfWriter(const std::filesystem::path& directory, ModelLayout layout, HfWriterOptions options);
   ~HfWriter();
 

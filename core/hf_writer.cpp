@@ -14,13 +14,24 @@ constexpr uint64_t kPieceElements = 256 << 10;
 constexpr uint64_t kCopyBytes = 1 << 20;
 
 // What a tokenizer or generation may need beside the weights; the ones that exist are copied as they are.
-constexpr std::array<const char*, 13> kCopiedFiles = {
-    "generation_config.json", "tokenizer.json",     "tokenizer_config.json", "tokenizer.model",     "special_tokens_map.json",
-    "added_tokens.json",      "vocab.json",         "merges.txt",            "vocab.txt",           "spiece.model",
-    "chat_template.jinja",    "chat_template.json", "preprocessor_config.json"};
+constexpr std::array<const char*, 13> kCopiedFiles = {"generation_config.json",
+                                                      "tokenizer.json",
+                                                      "tokenizer_config.json",
+                                                      "tokenizer.model",
+                                                      "special_tokens_map.json",
+                                                      "added_tokens.json",
+                                                      "vocab.json",
+                                                      "merges.txt",
+                                                      "vocab.txt",
+                                                      "spiece.model",
+                                                      "chat_template.jinja",
+                                                      "chat_template.json",
+                                                      "preprocessor_config.json"};
 
 std::string dtype_name(DType dtype) { return dtype == DType::f32 ? "F32" : dtype == DType::bf16 ? "BF16" : "F16"; }
-std::string torch_name(DType dtype) { return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16"; }
+std::string torch_name(DType dtype) {
+  return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
+}
 
 uint64_t bytes_of(const SafetensorsTensor& tensor) {
   uint64_t elements = 1;
@@ -69,7 +80,8 @@ HfWriter::HfWriter(const std::filesystem::path& directory, ModelLayout layout, H
   uint64_t shard_bytes = 0;
   const auto assign = [&](SafetensorsTensor tensor) {
     const uint64_t bytes = bytes_of(tensor);
-    if (!shards.back().empty() && (bytes > options_.max_shard_bytes || shard_bytes > options_.max_shard_bytes - bytes)) {
+    if (!shards.back().empty() &&
+        (bytes > options_.max_shard_bytes || shard_bytes > options_.max_shard_bytes - bytes)) {
       shards.emplace_back();
       shard_bytes = 0;
     }
@@ -90,20 +102,23 @@ HfWriter::HfWriter(const std::filesystem::path& directory, ModelLayout layout, H
     }
   }
   for (size_t i = 0; i < shards.size(); ++i) {
-    const std::string name = shards.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
-    shards_.push_back(std::make_unique<SafetensorsWriter>(directory_ / name, shards[i], std::map<std::string, std::string>{{"format", "pt"}}));
+    const std::string name = shards.size() == 1 ? "model.safetensors"
+                                                : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    shards_.push_back(std::make_unique<SafetensorsWriter>(directory_ / name, shards[i],
+                                                          std::map<std::string, std::string>{{"format", "pt"}}));
     for (const SafetensorsTensor& tensor : shards[i]) shard_of_[tensor.name] = shards_.back().get();
   }
   for (size_t unit = 0; unit < targets_.size(); ++unit) {
-    for (size_t i = 0; i < targets_[unit].size(); ++i) targets_[unit][i].writer = shard_of_.at(layout_.units[unit].tensors[i].name);
+    for (size_t i = 0; i < targets_[unit].size(); ++i)
+      targets_[unit][i].writer = shard_of_.at(layout_.units[unit].tensors[i].name);
   }
 }
 
 void HfWriter::write_from_float(size_t unit, Range range, const float* values) {
   STRATA_CHECK(unit < layout_.units.size(), "unit {} of {}", unit, layout_.units.size());
   const UnitLayout& layout = layout_.units[unit];
-  STRATA_CHECK(range.first <= layout.padded_elements && range.count <= layout.padded_elements - range.first, "[{}, +{}) of {} with {}",
-               range.first, range.count, layout.name, layout.padded_elements);
+  STRATA_CHECK(range.first <= layout.padded_elements && range.count <= layout.padded_elements - range.first,
+               "[{}, +{}) of {} with {}", range.first, range.count, layout.name, layout.padded_elements);
   std::vector<uint16_t> piece;
   for (size_t i = 0; i < layout.tensors.size(); ++i) {
     const TensorLayout& tensor = layout.tensors[i];
@@ -153,11 +168,14 @@ void HfWriter::copy_files() {
   const bool directory = std::filesystem::is_directory(options_.source);
   if (directory) {
     for (const char* name : kCopiedFiles) {
-      if (std::filesystem::is_regular_file(options_.source / name)) copy_whole_file(options_.source / name, directory_ / name);
+      if (std::filesystem::is_regular_file(options_.source / name))
+        copy_whole_file(options_.source / name, directory_ / name);
     }
   }
-  Json config = parse_json_file(directory ? options_.source / "config.json" : options_.source, ErrorCode::invalid_configuration);
-  if (!config.is_object()) throw Error(ErrorCode::invalid_configuration, "config.json is not an object", options_.source.string());
+  Json config =
+      parse_json_file(directory ? options_.source / "config.json" : options_.source, ErrorCode::invalid_configuration);
+  if (!config.is_object())
+    throw Error(ErrorCode::invalid_configuration, "config.json is not an object", options_.source.string());
   config["torch_dtype"] = torch_name(options_.dtype);
   if (config.contains("dtype")) config["dtype"] = torch_name(options_.dtype);  // the key's newer name
   const std::string text = config.dump(2) + "\n";

@@ -51,15 +51,16 @@ Start start_of(TensorRole role) {
 void fill_normal(const CounterRng& rng, double deviation, uint64_t first, uint64_t count, float* out) {
   for (uint64_t i = first; i < first + count;) {
     const auto four = rng.normals(i / 4);
-    for (uint64_t k = i % 4; k < 4 && i < first + count; ++k, ++i) out[i - first] = static_cast<float>(deviation * four[k]);
+    for (uint64_t k = i % 4; k < 4 && i < first + count; ++k, ++i)
+      out[i - first] = static_cast<float>(deviation * four[k]);
   }
 }
 
 }  // namespace
 
 void init_weights(const ModelDescription& model, const UnitLayout& unit, Range range, uint64_t seed, float* out) {
-  STRATA_CHECK(range.first <= unit.padded_elements && range.count <= unit.padded_elements - range.first, "[{}, +{}) of {} with {}",
-               range.first, range.count, unit.name, unit.padded_elements);
+  STRATA_CHECK(range.first <= unit.padded_elements && range.count <= unit.padded_elements - range.first,
+               "[{}, +{}) of {} with {}", range.first, range.count, unit.name, unit.padded_elements);
   std::fill(out, out + range.count, 0.0f);
   const uint64_t end = range.first + range.count;
   for (const TensorLayout& tensor : unit.tensors) {
@@ -69,9 +70,10 @@ void init_weights(const ModelDescription& model, const UnitLayout& unit, Range r
     const Start start = start_of(tensor.role);
     if (start == Start::ones) std::fill(place, place + (to - from), 1.0f);
     if (start != Start::normal) continue;
-    const bool residual = model.family == Family::gpt2 &&
-                          (tensor.role == TensorRole::attention_output_weight || tensor.role == TensorRole::down_weight);
-    const double deviation = model.initializer_range / (residual ? std::sqrt(2.0 * static_cast<double>(model.layers)) : 1.0);
+    const bool residual = model.family == Family::gpt2 && (tensor.role == TensorRole::attention_output_weight ||
+                                                           tensor.role == TensorRole::down_weight);
+    const double deviation =
+        model.initializer_range / (residual ? std::sqrt(2.0 * static_cast<double>(model.layers)) : 1.0);
     const CounterRng rng(seed, XXH3_64bits(tensor.name.data(), tensor.name.size()));
     fill_normal(rng, deviation, from - tensor.offset, to - from, place);
   }

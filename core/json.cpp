@@ -81,7 +81,8 @@ class GuardedBuilder final : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  /// Puts the value where the document is being built and returns its place; a duplicate goes to a place that is thrown away.
+  /// Puts the value where the document is being built and returns its place; a duplicate goes to a place that is thrown
+  /// away.
   Json* place(Json value) {
     if (frames_.empty()) return &(root_ = std::move(value));
     Frame& frame = frames_.back();
@@ -148,9 +149,12 @@ class GuardedBuilder final : public nlohmann::json_sax<Json> {
 std::string json_pointer(const std::string& parent, std::string_view key) {
   std::string text = parent + "/";
   for (const char c : key) {
-    if (c == '~') text += "~0";
-    else if (c == '/') text += "~1";
-    else text += c;
+    if (c == '~')
+      text += "~0";
+    else if (c == '/')
+      text += "~1";
+    else
+      text += c;
   }
   return text;
 }
@@ -160,8 +164,10 @@ std::string printable(std::string_view text, size_t limit) {
   for (const char c : text) {
     if (out.size() >= limit) return out + "...";
     const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte >= 0x7f) out += fmt::format("\\x{:02x}", byte);
-    else out += c;
+    if (byte < 0x20 || byte >= 0x7f)
+      out += fmt::format("\\x{:02x}", byte);
+    else
+      out += c;
   }
   return out;
 }
@@ -171,7 +177,8 @@ Json parse_json(std::string_view text, const std::string& name, ErrorCode code, 
   if (text.size() > limits.bytes) throw_too_large(name, code, text.size(), limits);
   GuardedBuilder builder(text, limits, duplicates);
   const bool parsed = Json::sax_parse(text.begin(), text.end(), &builder);
-  if (!parsed) throw Error(code, "not acceptable as JSON: " + builder.failure(), name, "correct the file at that place");
+  if (!parsed)
+    throw Error(code, "not acceptable as JSON: " + builder.failure(), name, "correct the file at that place");
   return builder.take();
 }
 

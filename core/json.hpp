@@ -1,5 +1,5 @@
-// Parses JSON text that may be hostile: bounded in size, depth and count, duplicate keys found, errors with line and column.
-// Included by source files only, so that nlohmann-json stays out of everybody else's headers.
+// Parses JSON text that may be hostile: bounded in size, depth and count, duplicate keys found, errors with line and
+// column. Included by source files only, so that nlohmann-json stays out of everybody else's headers.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,22 @@ struct JsonLimits {
 };
 
 /// Parses one UTF-8 JSON text. `name` stands for the text in messages; `code` is the code of the errors thrown.
-/// A duplicate key is an error that names its JSON pointer; if `duplicates` is given, the pointers are appended to it instead and
-/// the first value stands. Throws on a syntax error (line and column), invalid UTF-8 or a passed limit, before memory is used for it.
+/// A duplicate key is an error that names its JSON pointer; if `duplicates` is given, the pointers are appended to it
+/// instead and the first value stands. Throws on a syntax error (line and column), invalid UTF-8 or a passed limit,
+/// before memory is used for it.
 Json parse_json(std::string_view text, const std::string& name, ErrorCode code, const JsonLimits& limits = {},
                 std::vector<std::string>* duplicates = nullptr);
 
-/// Reads and parses a whole file. Its size is checked against the limit before it is read. Throws io if it cannot be read.
+/// Reads and parses a whole file. Its size is checked against the limit before it is read. Throws io if it cannot be
+/// read.
 Json parse_json_file(const std::filesystem::path& file, ErrorCode code, const JsonLimits& limits = {},
                      std::vector<std::string>* duplicates = nullptr);
 
 /// "/parent/key" with '~' and '/' in the key escaped as RFC 6901 says.
 std::string json_pointer(const std::string& parent, std::string_view key);
 
-/// Text from a file made safe to print: control characters and bytes outside of ASCII as \xNN, at most `limit` characters.
+/// Text from a file made safe to print: control characters and bytes outside of ASCII as \xNN, at most `limit`
+/// characters.
 std::string printable(std::string_view text, size_t limit = 80);
 
 }  // namespace strata

@@ -60,7 +60,8 @@ void Problems::add(const std::string& pointer, const std::string& text) {
 
 void Problems::raise(ErrorCode code, const std::string& name, const std::string& remedy) const {
   const std::string head = lines_.size() == 1 ? "1 problem" : fmt::format("{} problems", lines_.size());
-  std::vector<std::string> listed(lines_.begin(), lines_.begin() + static_cast<std::ptrdiff_t>(std::min(lines_.size(), kMaxListed)));
+  std::vector<std::string> listed(lines_.begin(),
+                                  lines_.begin() + static_cast<std::ptrdiff_t>(std::min(lines_.size(), kMaxListed)));
   if (lines_.size() > kMaxListed) listed.push_back(fmt::format("... and {} more", lines_.size() - kMaxListed));
   throw Error(code, fmt::format("{}:\n  - {}", head, fmt::join(listed, "\n  - ")), name, remedy);
 }
@@ -148,8 +149,10 @@ void ObjectReader::number(std::string_view key, double& target, const NumberRang
 void ObjectReader::boolean(std::string_view key, bool& target) {
   const Json* value = find(key);
   if (value == nullptr) return;
-  if (value->is_boolean()) target = value->get<bool>();
-  else problem(key, fmt::format("must be true or false, is {}", shown(*value)));
+  if (value->is_boolean())
+    target = value->get<bool>();
+  else
+    problem(key, fmt::format("must be true or false, is {}", shown(*value)));
 }
 
 void ObjectReader::text(std::string_view key, std::string& target) {
@@ -180,8 +183,10 @@ void ObjectReader::bytes(std::string_view key, uint64_t& target, uint64_t min, u
     problem(key, fmt::format("must be a size such as \"8GiB\" or a number of bytes, is {}", shown(*value)));
     return;
   }
-  if (number >= min && number <= max) target = number;
-  else problem(key, fmt::format("must be from {} to {}, is {}", format_bytes(min), format_bytes(max), shown(*value)));
+  if (number >= min && number <= max)
+    target = number;
+  else
+    problem(key, fmt::format("must be from {} to {}, is {}", format_bytes(min), format_bytes(max), shown(*value)));
 }
 
 void ObjectReader::report_choice(std::string_view key, const Json& value, const std::vector<std::string>& names) {

@@ -1,4 +1,5 @@
-// Reads the fields of a JSON object with their types and ranges, and collects every problem instead of stopping at the first.
+// Reads the fields of a JSON object with their types and ranges, and collects every problem instead of stopping at the
+// first.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,8 @@ struct NumberRange {
   bool below_max = false;  // max itself is not allowed
 };
 
-/// The fields of one object. A field that is absent leaves its target as it is; a wrong one adds a problem and leaves it, too.
+/// The fields of one object. A field that is absent leaves its target as it is; a wrong one adds a problem and leaves
+/// it, too.
 class ObjectReader {
  public:
   /// `object` is null for an absent section. Anything that is not an object adds a problem and reads as empty.
@@ -77,7 +79,8 @@ class ObjectReader {
 
   void problem(std::string_view key, const std::string& text) { problems_->add(pointer_of(key), text); }
   void report_choice(std::string_view key, const Json& value, const std::vector<std::string>& names);
-  /// Adds a problem for each key that no call above asked for. `elsewhere` lists pointers of the whole document, for the hint.
+  /// Adds a problem for each key that no call above asked for. `elsewhere` lists pointers of the whole document, for
+  /// the hint.
   void refuse_unknown(const std::vector<std::string>& elsewhere = {});
 
  private:

@@ -118,7 +118,8 @@ UnitLayout llama_block(const ModelDescription& model, int64_t layer) {
 }  // namespace
 
 const TensorLayout* UnitLayout::find(TensorRole role) const {
-  const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) { return tensor.role == role; });
+  const auto found =
+      std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) { return tensor.role == role; });
   return found == tensors.end() ? nullptr : &*found;
 }
 

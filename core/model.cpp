@@ -55,16 +55,20 @@ class ModelReader {
     model_.architecture = known.name;
     model_.model_type = known.model_type;
     refuse_features_of_all();
-    if (known.family == Family::gpt2) read_gpt2(known);
-    else read_llama(known);
+    if (known.family == Family::gpt2)
+      read_gpt2(known);
+    else
+      read_llama(known);
     root_.number("initializer_range", model_.initializer_range, {.min = 0, .max = 100});
     if (problems_.empty()) check_sizes();
     // A wrong value is reported before an unsupported feature: its repair may change what the file means.
     if (!problems_.empty()) {
-      problems_.raise(ErrorCode::invalid_configuration, file_, "compare with the config.json that the model was published with");
+      problems_.raise(ErrorCode::invalid_configuration, file_,
+                      "compare with the config.json that the model was published with");
     }
     if (!unsupported_.empty()) {
-      unsupported_.raise(ErrorCode::unsupported, file_, "choose a model without it, or one of: " + supported_architectures());
+      unsupported_.raise(ErrorCode::unsupported, file_,
+                         "choose a model without it, or one of: " + supported_architectures());
     }
     return std::move(model_);
   }
@@ -75,22 +79,25 @@ class ModelReader {
     std::string name, type;
     root_.text("model_type", type);
     if (const Json* list = root_.find("architectures"); list != nullptr) {
-      if (list->is_array() && list->size() == 1 && (*list)[0].is_string()) name = (*list)[0].get<std::string>();
-      else problems_.add("/architectures", fmt::format("must be a list of one name, is {}", shown(*list)));
+      if (list->is_array() && list->size() == 1 && (*list)[0].is_string())
+        name = (*list)[0].get<std::string>();
+      else
+        problems_.add("/architectures", fmt::format("must be a list of one name, is {}", shown(*list)));
     }
     if (name.empty() && type.empty() && problems_.empty()) problems_.add("/architectures", "is required");
     if (!problems_.empty()) problems_.raise(ErrorCode::invalid_configuration, file_);
     for (const Architecture& known : architectures()) {
       if (name.empty() ? known.model_type == type : known.name == name) {
         if (!type.empty() && type != known.model_type) {
-          problems_.add("/model_type", fmt::format("is \"{}\", but {} is of type \"{}\"", printable(type), known.name, known.model_type));
+          problems_.add("/model_type", fmt::format("is \"{}\", but {} is of type \"{}\"", printable(type), known.name,
+                                                   known.model_type));
         }
         return known;
       }
     }
     throw Error(ErrorCode::unsupported,
-                fmt::format("the architecture \"{}\" is not built; supported are {}", printable(name.empty() ? type : name),
-                            supported_architectures()),
+                fmt::format("the architecture \"{}\" is not built; supported are {}",
+                            printable(name.empty() ? type : name), supported_architectures()),
                 file_ + " /architectures", "choose a model of a supported architecture");
   }
 
@@ -100,7 +107,8 @@ class ModelReader {
   void refuse_if_set(const std::string& key, const std::string& what) {
     const Json* value = root_.find(key);
     if (value == nullptr) return;
-    const bool off = (value->is_boolean() && !value->get<bool>()) || (value->is_number() && value->get<double>() == 0.0) ||
+    const bool off = (value->is_boolean() && !value->get<bool>()) ||
+                     (value->is_number() && value->get<double>() == 0.0) ||
                      ((value->is_structured() || value->is_string()) && (value->empty() || *value == ""));
     if (!off) refuse(key, fmt::format("{} (it is {}) is not supported; supported: without it", what, shown(*value)));
   }
@@ -118,20 +126,32 @@ class ModelReader {
     refuse_if_set("auto_map", "code of the model's own (auto_map)");
     double rotary = 1.0;
     root_.number("partial_rotary_factor", rotary, {.min = 0, .max = 1});
-    if (rotary != 1.0) refuse("partial_rotary_factor", fmt::format("rotating a part ({}) of each head is not supported; supported: 1", rotary));
+    if (rotary != 1.0)
+      refuse("partial_rotary_factor",
+             fmt::format("rotating a part ({}) of each head is not supported; supported: 1", rotary));
   }
 
   void read_activation(const char* key, const Architecture& known) {
     std::string name = known.family == Family::gpt2 ? "gelu_new" : "silu";
     root_.text(key, name);
     if (known.family == Family::gpt2) {
-      if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") model_.activation = Activation::gelu_tanh;
-      else if (name == "gelu") model_.activation = Activation::gelu_erf;
-      else if (name == "relu") model_.activation = Activation::relu;
-      else refuse(key, fmt::format("the activation \"{}\" is not supported; supported: gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, relu", printable(name)));
+      if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast")
+        model_.activation = Activation::gelu_tanh;
+      else if (name == "gelu")
+        model_.activation = Activation::gelu_erf;
+      else if (name == "relu")
+        model_.activation = Activation::relu;
+      else
+        refuse(
+            key,
+            fmt::format(
+                "the activation \"{}\" is not supported; supported: gelu_new, gelu_pytorch_tanh, gelu_fast, gelu, relu",
+                printable(name)));
     } else {
-      if (name == "silu" || name == "swish") model_.activation = Activation::silu;
-      else refuse(key, fmt::format("the activation \"{}\" is not supported; supported: silu", printable(name)));
+      if (name == "silu" || name == "swish")
+        model_.activation = Activation::silu;
+      else
+        refuse(key, fmt::format("the activation \"{}\" is not supported; supported: silu", printable(name)));
     }
   }
 
@@ -151,7 +171,8 @@ class ModelReader {
     read_activation("activation_function", known);
     bool scaled = true;
     root_.boolean("scale_attn_weights", scaled);
-    model_.attention_scale = scaled && model_.head_dim > 0 ? 1.0 / std::sqrt(static_cast<double>(model_.head_dim)) : 1.0;
+    model_.attention_scale =
+        scaled && model_.head_dim > 0 ? 1.0 / std::sqrt(static_cast<double>(model_.head_dim)) : 1.0;
     refuse_if_set("scale_attn_by_inverse_layer_idx", "attention scaled by the inverse of the layer's index");
     refuse_if_set("reorder_and_upcast_attn", "reordered and upcast attention");
     model_.sliding_window.assign(static_cast<size_t>(model_.layers), 0);
@@ -163,7 +184,8 @@ class ModelReader {
     model_.intermediate_size = size("intermediate_size", known.intermediate_size);
     model_.layers = size("num_hidden_layers", known.layers, kMaxLayers);
     model_.heads = size("num_attention_heads", known.heads);
-    // Absent and null differ here: Mistral and Qwen default to a number of heads, but null means as many as query heads.
+    // Absent and null differ here: Mistral and Qwen default to a number of heads, but null means as many as query
+    // heads.
     root_.null_is_absent = false;
     const bool given = root_.has("num_key_value_heads");
     root_.null_is_absent = true;
@@ -210,7 +232,8 @@ class ModelReader {
       first = 28;
       root_.integer("max_window_layers", first, 0, kMaxSize);
     }
-    for (int64_t layer = first; layer < model_.layers; ++layer) model_.sliding_window[static_cast<size_t>(layer)] = window;
+    for (int64_t layer = first; layer < model_.layers; ++layer)
+      model_.sliding_window[static_cast<size_t>(layer)] = window;
     read_layer_types(known, window);
   }
 
@@ -227,9 +250,13 @@ class ModelReader {
     }
     for (size_t layer = 0; layer < types->size(); ++layer) {
       const Json& type = (*types)[layer];
-      if (type == "full_attention") model_.sliding_window[layer] = 0;
-      else if (type == "sliding_attention") model_.sliding_window[layer] = window;
-      else refuse(fmt::format("layer_types/{}", layer), fmt::format("{} is not supported; supported: full_attention, sliding_attention", shown(type)));
+      if (type == "full_attention")
+        model_.sliding_window[layer] = 0;
+      else if (type == "sliding_attention")
+        model_.sliding_window[layer] = window;
+      else
+        refuse(fmt::format("layer_types/{}", layer),
+               fmt::format("{} is not supported; supported: full_attention, sliding_attention", shown(type)));
     }
   }
 
@@ -248,13 +275,21 @@ class ModelReader {
     double rotary = 1.0;
     scaling.number("partial_rotary_factor", rotary, {.min = 0, .max = 1});
     const std::string place = fmt::format("{}/rope_type", key);
-    if (rotary != 1.0) refuse(place, fmt::format("rotating a part ({}) of each head is not supported; supported: 1", rotary));
+    if (rotary != 1.0)
+      refuse(place, fmt::format("rotating a part ({}) of each head is not supported; supported: 1", rotary));
     if (type == "default") return;
-    if (type == "linear") rope.scaling = RopeConfig::Scaling::linear;
-    else if (type == "dynamic") rope.scaling = RopeConfig::Scaling::dynamic;
-    else if (type == "llama3") rope.scaling = RopeConfig::Scaling::llama3;
-    else if (type == "yarn") rope.scaling = RopeConfig::Scaling::yarn;
-    else return refuse(place, fmt::format("RoPE scaling \"{}\" is not supported; supported: default, linear, dynamic, llama3, yarn", printable(type)));
+    if (type == "linear")
+      rope.scaling = RopeConfig::Scaling::linear;
+    else if (type == "dynamic")
+      rope.scaling = RopeConfig::Scaling::dynamic;
+    else if (type == "llama3")
+      rope.scaling = RopeConfig::Scaling::llama3;
+    else if (type == "yarn")
+      rope.scaling = RopeConfig::Scaling::yarn;
+    else
+      return refuse(
+          place, fmt::format("RoPE scaling \"{}\" is not supported; supported: default, linear, dynamic, llama3, yarn",
+                             printable(type)));
     read_scaling(scaling, type);
   }
 
@@ -284,7 +319,8 @@ class ModelReader {
     scaling.number("low_freq_factor", rope.low_frequency_factor, {.min = 0, .max = 1e6, .above_min = true});
     scaling.number("high_freq_factor", rope.high_frequency_factor, {.min = 0, .max = 1e6, .above_min = true});
     if (rope.high_frequency_factor <= rope.low_frequency_factor) {
-      scaling.problem("high_freq_factor", fmt::format("must be greater than low_freq_factor, which is {}", rope.low_frequency_factor));
+      scaling.problem("high_freq_factor",
+                      fmt::format("must be greater than low_freq_factor, which is {}", rope.low_frequency_factor));
     }
   }
 
@@ -300,24 +336,31 @@ class ModelReader {
     scaling.number("attention_factor", factor, {.min = 0, .max = 1e6, .above_min = true});
     scaling.number("mscale", mscale, {.min = 0, .max = 1e6});
     scaling.number("mscale_all_dim", mscale_all, {.min = 0, .max = 1e6});
-    const auto magnitude = [&](double scale) { return rope.factor <= 1 ? 1.0 : 0.1 * scale * std::log(rope.factor) + 1.0; };
-    if (factor > 0) rope.attention_factor = factor;
-    else if (mscale > 0 && mscale_all > 0) rope.attention_factor = magnitude(mscale) / magnitude(mscale_all);
+    const auto magnitude = [&](double scale) {
+      return rope.factor <= 1 ? 1.0 : 0.1 * scale * std::log(rope.factor) + 1.0;
+    };
+    if (factor > 0)
+      rope.attention_factor = factor;
+    else if (mscale > 0 && mscale_all > 0)
+      rope.attention_factor = magnitude(mscale) / magnitude(mscale_all);
   }
 
   void check_sizes() {
     if (model_.family == Family::gpt2 && model_.hidden_size % model_.heads != 0) {
-      problems_.add("/n_head", fmt::format("{} heads do not divide n_embd, which is {}", model_.heads, model_.hidden_size));
+      problems_.add("/n_head",
+                    fmt::format("{} heads do not divide n_embd, which is {}", model_.heads, model_.hidden_size));
     }
     if (model_.heads % model_.kv_heads != 0) {
-      problems_.add("/num_key_value_heads", fmt::format("{} does not divide num_attention_heads, which is {}", model_.kv_heads, model_.heads));
+      problems_.add("/num_key_value_heads",
+                    fmt::format("{} does not divide num_attention_heads, which is {}", model_.kv_heads, model_.heads));
     }
     if (model_.family == Family::llama && model_.head_dim % 2 != 0) {
       problems_.add("/head_dim", fmt::format("must be even for rotary embeddings, is {}", model_.head_dim));
     }
     if (model_.family == Family::llama && !root_.has("head_dim") && model_.model_type != "qwen3" &&
         model_.hidden_size % model_.heads != 0) {
-      problems_.add("/num_attention_heads", fmt::format("{} does not divide hidden_size, which is {}", model_.heads, model_.hidden_size));
+      problems_.add("/num_attention_heads",
+                    fmt::format("{} does not divide hidden_size, which is {}", model_.heads, model_.hidden_size));
     }
     if (model_.head_dim < 1) problems_.add("/head_dim", "there are more heads than hidden_size");
     if (model_.rope.scaling == RopeConfig::Scaling::dynamic && model_.head_dim == 2) {

@@ -1,4 +1,5 @@
-// Random numbers that are functions of (seed, stream, counter): the same on every machine, in any order, from any thread.
+// Random numbers that are functions of (seed, stream, counter): the same on every machine, in any order, from any
+// thread.
 #pragma once
 
 #include <array>
@@ -20,8 +21,8 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::
   return counter;
 }
 
-/// The standard normal quantile at (word + 1/2) / 2^32, to 7 digits: PPND7 of Wichura, "The percentage points of the normal
-/// distribution", Applied Statistics 37 (1988), algorithm AS 241. Only the tails (15%) call the C library.
+/// The standard normal quantile at (word + 1/2) / 2^32, to 7 digits: PPND7 of Wichura, "The percentage points of the
+/// normal distribution", Applied Statistics 37 (1988), algorithm AS 241. Only the tails (15%) call the C library.
 inline double normal_from_word(uint32_t word) {
   const double p = (static_cast<double>(word) + 0.5) * 0x1p-32;
   const double q = p - 0.5;
@@ -34,23 +35,26 @@ inline double normal_from_word(uint32_t word) {
   double quantile = 0;
   if (r <= 5.0) {
     r -= 1.6;
-    quantile = (((0.17023821103 * r + 1.3067284816) * r + 2.7568153900) * r + 1.4234372777) / ((0.12021132975 * r + 0.73700164250) * r + 1.0);
+    quantile = (((0.17023821103 * r + 1.3067284816) * r + 2.7568153900) * r + 1.4234372777) /
+               ((0.12021132975 * r + 0.73700164250) * r + 1.0);
   } else {
     r -= 5.0;
-    quantile = (((0.017337203997 * r + 0.42868294337) * r + 3.0812263860) * r + 6.6579051150) / ((0.012258202635 * r + 0.24197894225) * r + 1.0);
+    quantile = (((0.017337203997 * r + 0.42868294337) * r + 3.0812263860) * r + 6.6579051150) /
+               ((0.012258202635 * r + 0.24197894225) * r + 1.0);
   }
   return q < 0 ? -quantile : quantile;
 }
 
-/// An independent sequence of random numbers for each (seed, stream), addressed by a 64-bit counter. Copyable, stateless.
+/// An independent sequence of random numbers for each (seed, stream), addressed by a 64-bit counter. Copyable,
+/// stateless.
 class CounterRng {
  public:
   CounterRng(uint64_t seed, uint64_t stream) : seed_(seed), stream_(stream) {}
 
   /// The four 32-bit words at a counter.
   std::array<uint32_t, 4> words(uint64_t counter) const {
-    return philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), static_cast<uint32_t>(stream_),
-                       static_cast<uint32_t>(stream_ >> 32)},
+    return philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
+                       static_cast<uint32_t>(stream_), static_cast<uint32_t>(stream_ >> 32)},
                       {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
   }
   uint64_t bits(uint64_t counter) const {
@@ -69,8 +73,9 @@ class CounterRng {
   uint64_t seed_, stream_;
 };
 
-/// A permutation of [0, size) that is a function of (seed, stream): at(i) is computed in O(1) without a table, for any 64-bit size.
-/// A balanced Feistel network over the next even power of two; values outside of [0, size) are walked on until they fall inside.
+/// A permutation of [0, size) that is a function of (seed, stream): at(i) is computed in O(1) without a table, for any
+/// 64-bit size. A balanced Feistel network over the next even power of two; values outside of [0, size) are walked on
+/// until they fall inside.
 class KeyedPermutation {
  public:
   KeyedPermutation(uint64_t size, uint64_t seed, uint64_t stream) : size_(size), rng_(seed, stream) {

@@ -1,4 +1,5 @@
-// The formulas are those of transformers' modeling_rope_utils (PI: arXiv 2306.15595, NTK, YaRN: arXiv 2309.00071, Llama 3.1).
+// The formulas are those of transformers' modeling_rope_utils (PI: arXiv 2306.15595, NTK, YaRN: arXiv 2309.00071,
+// Llama 3.1).
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -30,8 +31,8 @@ void scale_llama3(const RopeConfig& rope, std::vector<double>& inverse) {
       frequency /= rope.factor;
       continue;
     }
-    const double smooth = (original / wavelength - rope.low_frequency_factor) /
-                          (rope.high_frequency_factor - rope.low_frequency_factor);
+    const double smooth =
+        (original / wavelength - rope.low_frequency_factor) / (rope.high_frequency_factor - rope.low_frequency_factor);
     frequency = (1 - smooth) * frequency / rope.factor + smooth * frequency;
   }
 }
@@ -40,7 +41,8 @@ void scale_yarn(const RopeConfig& rope, int64_t head_dim, std::vector<double>& i
   const double dim = static_cast<double>(head_dim);
   // The dimension that turns `rotations` times over the original context.
   const auto dimension_of = [&](double rotations) {
-    return dim * std::log(static_cast<double>(rope.original_max_positions) / (rotations * 2 * pi)) / (2 * std::log(rope.theta));
+    return dim * std::log(static_cast<double>(rope.original_max_positions) / (rotations * 2 * pi)) /
+           (2 * std::log(rope.theta));
   };
   double low = dimension_of(rope.beta_fast), high = dimension_of(rope.beta_slow);
   if (rope.truncate) {
@@ -79,7 +81,8 @@ RopeFrequencies rope_frequencies(const ModelDescription& model, int64_t sequence
     case RopeConfig::Scaling::llama3: scale_llama3(rope, result.inverse_frequency); break;
     case RopeConfig::Scaling::yarn:
       scale_yarn(rope, model.head_dim, result.inverse_frequency);
-      result.attention_factor = rope.attention_factor.value_or(rope.factor <= 1 ? 1.0 : 0.1 * std::log(rope.factor) + 1.0);
+      result.attention_factor =
+          rope.attention_factor.value_or(rope.factor <= 1 ? 1.0 : 0.1 * std::log(rope.factor) + 1.0);
       break;
   }
   return result;

@@ -13,7 +13,8 @@
 namespace strata {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian and are read as they are");
+static_assert(std::endian::native == std::endian::little,
+              "safetensors files are little-endian and are read as they are");
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
@@ -26,13 +27,14 @@ struct DTypeBits {
   uint32_t bits;
 };
 constexpr std::array<DTypeBits, 20> kDTypes = {
-    {{"F64", 64},     {"F32", 32},     {"F16", 16},    {"BF16", 16}, {"I64", 64},     {"I32", 32},     {"I16", 16},
-     {"I8", 8},       {"U64", 64},     {"U32", 32},    {"U16", 16},  {"U8", 8},       {"BOOL", 8},     {"F8_E4M3", 8},
-     {"F8_E5M2", 8},  {"F8_E8M0", 8},  {"C64", 64},    {"F4", 4},    {"F6_E2M3", 6},  {"F6_E3M2", 6}}};
+    {{"F64", 64},    {"F32", 32},    {"F16", 16}, {"BF16", 16}, {"I64", 64},    {"I32", 32},   {"I16", 16},
+     {"I8", 8},      {"U64", 64},    {"U32", 32}, {"U16", 16},  {"U8", 8},      {"BOOL", 8},   {"F8_E4M3", 8},
+     {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"C64", 64}, {"F4", 4},    {"F6_E2M3", 6}, {"F6_E3M2", 6}}};
 
 [[noreturn]] void refuse(const std::string& what, const std::filesystem::path& path, const std::string& tensor = {}) {
   throw Error(ErrorCode::invalid_data, "not a valid safetensors file: " + what,
-              tensor.empty() ? path.string() : fmt::format("{}, tensor \"{}\"", path.string(), printable(tensor, 200)), kRemedy);
+              tensor.empty() ? path.string() : fmt::format("{}, tensor \"{}\"", path.string(), printable(tensor, 200)),
+              kRemedy);
 }
 
 /// The product of the sizes, or false if 64 bits (or the byte count that follows from it) cannot hold it.
@@ -79,12 +81,14 @@ SafetensorsEntry read_entry(const std::string& name, const Json& value, const st
   }
 
   const Json& offsets = value["data_offsets"];
-  if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned()) {
+  if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+      !offsets[1].is_number_unsigned()) {
     refuse("its data_offsets are not two offsets", path, name);
   }
   entry.begin = offsets[0].get<uint64_t>();
   entry.end = offsets[1].get<uint64_t>();
-  if (entry.begin > entry.end) refuse(fmt::format("its data_offsets are reversed: {} to {}", entry.begin, entry.end), path, name);
+  if (entry.begin > entry.end)
+    refuse(fmt::format("its data_offsets are reversed: {} to {}", entry.begin, entry.end), path, name);
   if (entry.bytes() != bytes) {
     refuse(fmt::format("its shape and dtype take {} bytes, its data_offsets {}", bytes, entry.bytes()), path, name);
   }
@@ -109,7 +113,8 @@ void SafetensorsFile::parse_header() {
   if (file_.size() < kLengthBytes) refuse(fmt::format("it has {} bytes, too few for a header", file_.size()), path());
   uint64_t length = 0;
   file_.read(0, &length, kLengthBytes);
-  if (length > kMaxHeaderBytes) refuse(fmt::format("its header would have {} bytes; at most {} are allowed", length, kMaxHeaderBytes), path());
+  if (length > kMaxHeaderBytes)
+    refuse(fmt::format("its header would have {} bytes; at most {} are allowed", length, kMaxHeaderBytes), path());
   if (length > file_.size() - kLengthBytes) {
     refuse(fmt::format("its header would have {} bytes, but the file has only {}", length, file_.size()), path());
   }
@@ -130,7 +135,8 @@ void SafetensorsFile::parse_header() {
       }
       continue;
     }
-    if (name.size() > kMaxNameBytes) refuse(fmt::format("a name of {} bytes; at most {} are allowed", name.size(), kMaxNameBytes), path());
+    if (name.size() > kMaxNameBytes)
+      refuse(fmt::format("a name of {} bytes; at most {} are allowed", name.size(), kMaxNameBytes), path());
     if (name.find('\0') != std::string::npos) refuse("a NUL character in a name", path(), name);
     tensors_.push_back(read_entry(name, value, path()));
   }
@@ -144,13 +150,17 @@ void SafetensorsFile::check_layout() {
   uint64_t end = 0;
   for (const SafetensorsEntry& tensor : tensors_) {
     if (tensor.end > data_bytes()) {
-      refuse(fmt::format("it ends at byte {} of a data section of {} bytes", tensor.end, data_bytes()), path(), tensor.name);
+      refuse(fmt::format("it ends at byte {} of a data section of {} bytes", tensor.end, data_bytes()), path(),
+             tensor.name);
     }
-    if (tensor.begin < end) refuse(fmt::format("it begins at byte {}, inside the tensor before it", tensor.begin), path(), tensor.name);
-    if (tensor.begin > end) refuse(fmt::format("there is a hole before it, from byte {} to {}", end, tensor.begin), path(), tensor.name);
+    if (tensor.begin < end)
+      refuse(fmt::format("it begins at byte {}, inside the tensor before it", tensor.begin), path(), tensor.name);
+    if (tensor.begin > end)
+      refuse(fmt::format("there is a hole before it, from byte {} to {}", end, tensor.begin), path(), tensor.name);
     end = tensor.end;
   }
-  if (end != data_bytes()) refuse(fmt::format("its tensors end at byte {} of a data section of {} bytes", end, data_bytes()), path());
+  if (end != data_bytes())
+    refuse(fmt::format("its tensors end at byte {} of a data section of {} bytes", end, data_bytes()), path());
   index_.reserve(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) index_.emplace(tensors_[i].name, i);
 }
@@ -161,8 +171,8 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& tensor, uint64_t offset_bytes, void* out, uint64_t bytes) const {
-  STRATA_CHECK(offset_bytes <= tensor.bytes() && bytes <= tensor.bytes() - offset_bytes, "{} bytes at {} of {} with {}", bytes,
-               offset_bytes, tensor.name, tensor.bytes());
+  STRATA_CHECK(offset_bytes <= tensor.bytes() && bytes <= tensor.bytes() - offset_bytes, "{} bytes at {} of {} with {}",
+               bytes, offset_bytes, tensor.name, tensor.bytes());
   file_.read(data_start_ + tensor.begin + offset_bytes, out, bytes);
 }
 
@@ -189,16 +199,20 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
     const uint32_t bits = safetensors_dtype_bits(tensor->dtype);
     if (bits == 0 || tensor->name == "__metadata__" || !count_elements(tensor->shape, entry.elements) ||
         !count_bytes(entry.elements, bits, bytes) || __builtin_add_overflow(data_bytes_, bytes, &data_bytes_)) {
-      throw Error(ErrorCode::invalid_data, "the tensor cannot be written as safetensors: its name, dtype or size is not allowed",
+      throw Error(ErrorCode::invalid_data,
+                  "the tensor cannot be written as safetensors: its name, dtype or size is not allowed",
                   fmt::format("{}, tensor \"{}\"", path.string(), printable(tensor->name)));
     }
     entry.end = data_bytes_;
     if (!entries_.emplace(tensor->name, entry).second) {
-      throw Error(ErrorCode::invalid_data, "two tensors have one name", fmt::format("{}, tensor \"{}\"", path.string(), printable(tensor->name)));
+      throw Error(ErrorCode::invalid_data, "two tensors have one name",
+                  fmt::format("{}, tensor \"{}\"", path.string(), printable(tensor->name)));
     }
     // The member list is appended to directly: looking for an equal key first would cost time quadratic in the tensors.
     members.std::vector<std::pair<const std::string, nlohmann::ordered_json>>::emplace_back(
-        tensor->name, nlohmann::ordered_json{{"dtype", tensor->dtype}, {"shape", tensor->shape}, {"data_offsets", {entry.begin, entry.end}}});
+        tensor->name,
+        nlohmann::ordered_json{
+            {"dtype", tensor->dtype}, {"shape", tensor->shape}, {"data_offsets", {entry.begin, entry.end}}});
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -213,14 +227,15 @@ void SafetensorsWriter::write(std::string_view name, uint64_t offset_bytes, cons
   const auto found = entries_.find(std::string(name));
   STRATA_CHECK(found != entries_.end(), "no tensor \"{}\" in {}", name, path().string());
   const SafetensorsEntry& entry = found->second;
-  STRATA_CHECK(offset_bytes <= entry.bytes() && bytes <= entry.bytes() - offset_bytes, "{} bytes at {} of {} with {}", bytes,
-               offset_bytes, entry.name, entry.bytes());
+  STRATA_CHECK(offset_bytes <= entry.bytes() && bytes <= entry.bytes() - offset_bytes, "{} bytes at {} of {} with {}",
+               bytes, offset_bytes, entry.name, entry.bytes());
   file_.write(data_start_ + entry.begin + offset_bytes, data, bytes);
   written_bytes_ += bytes;
 }
 
 void SafetensorsWriter::finish() {
-  STRATA_CHECK(written_bytes_ == data_bytes_, "{} of {} bytes of {} were written", written_bytes_.load(), data_bytes_, path().string());
+  STRATA_CHECK(written_bytes_ == data_bytes_, "{} of {} bytes of {} were written", written_bytes_.load(), data_bytes_,
+               path().string());
   file_.finish();
 }
 
@@ -230,7 +245,8 @@ std::map<std::string, std::string> read_safetensors_index(const std::filesystem:
   const auto refuse_index = [&](const std::string& what) {
     throw Error(ErrorCode::invalid_data, "not a valid safetensors index: " + what, file.string(), kRemedy);
   };
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) refuse_index("it has no \"weight_map\" object");
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    refuse_index("it has no \"weight_map\" object");
   std::map<std::string, std::string> map;
   for (const auto& [name, value] : index["weight_map"].items()) {
     if (!value.is_string()) refuse_index(fmt::format("the file of \"{}\" is not a string", printable(name)));

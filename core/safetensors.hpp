@@ -32,8 +32,9 @@ struct SafetensorsEntry {
 /// An open, validated file. Thread-safe for reading.
 class SafetensorsFile {
  public:
-  /// Opens and validates: header length against the file size and 100,000,000 bytes before anything is allocated; each tensor's
-  /// dtype, shape and offsets; no overlap, no hole, nothing past the end. Throws invalid_data (what is wrong, which tensor) or io.
+  /// Opens and validates: header length against the file size and 100,000,000 bytes before anything is allocated; each
+  /// tensor's dtype, shape and offsets; no overlap, no hole, nothing past the end. Throws invalid_data (what is wrong,
+  /// which tensor) or io.
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
@@ -44,7 +45,8 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   uint64_t data_bytes() const { return file_.size() - data_start_; }
 
-  /// Reads exactly `bytes` of the tensor from `offset_bytes` on; blocks. Throws invalid_data if the file has become shorter, io.
+  /// Reads exactly `bytes` of the tensor from `offset_bytes` on; blocks. Throws invalid_data if the file has become
+  /// shorter, io.
   void read(const SafetensorsEntry& tensor, uint64_t offset_bytes, void* out, uint64_t bytes) const;
   /// Tells the kernel that these bytes will not be read again soon.
   void drop_cached(const SafetensorsEntry& tensor, uint64_t offset_bytes, uint64_t bytes) const;
@@ -65,11 +67,12 @@ struct SafetensorsTensor {
   std::vector<int64_t> shape;
 };
 
-/// Writes one file. The file appears under its name, durable, when finish() returns; before that nothing of it is visible.
+/// Writes one file. The file appears under its name, durable, when finish() returns; before that nothing of it is
+/// visible.
 class SafetensorsWriter {
  public:
-  /// Lays the tensors out by falling element size, otherwise in the given order, writes the header and reserves the space.
-  /// Throws invalid_data for an unknown dtype, duplicate name or size overflow; resource_exhausted or io.
+  /// Lays the tensors out by falling element size, otherwise in the given order, writes the header and reserves the
+  /// space. Throws invalid_data for an unknown dtype, duplicate name or size overflow; resource_exhausted or io.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafetensorsTensor>& tensors,
                     const std::map<std::string, std::string>& metadata);
 
@@ -88,8 +91,8 @@ class SafetensorsWriter {
   std::atomic<uint64_t> written_bytes_{0};
 };
 
-/// The "weight_map" of a model.safetensors.index.json: tensor name to file name. File names other than plain ones ("../x", "/x",
-/// "a/b", "", with NUL) are refused. Throws invalid_data or io.
+/// The "weight_map" of a model.safetensors.index.json: tensor name to file name. File names other than plain ones
+/// ("../x", "/x", "a/b", "", with NUL) are refused. Throws invalid_data or io.
 std::map<std::string, std::string> read_safetensors_index(const std::filesystem::path& file);
 
 }  // namespace strata

@@ -38,8 +38,8 @@ Header read_header(const ReadOnlyFile& file) {
   throw Error(ErrorCode::invalid_data, what, path.string(), remedy);
 }
 
-/// The first element that is not in [0, limit), or count. The plain reduction is what the compiler vectorizes; the search for the
-/// place runs only where it is needed.
+/// The first element that is not in [0, limit), or count. The plain reduction is what the compiler vectorizes; the
+/// search for the place runs only where it is needed.
 template <typename Stored>
 uint64_t first_outside(const Stored* values, uint64_t count, uint64_t limit) {
   constexpr uint64_t kGroup = 4096;
@@ -48,7 +48,8 @@ uint64_t first_outside(const Stored* values, uint64_t count, uint64_t limit) {
     Stored largest = 0;
     for (uint64_t i = begin; i < end; ++i) largest = std::max(largest, values[i]);
     if (largest < limit) continue;
-    return static_cast<uint64_t>(std::find_if(values + begin, values + end, [&](Stored value) { return value >= limit; }) - values);
+    return static_cast<uint64_t>(
+        std::find_if(values + begin, values + end, [&](Stored value) { return value >= limit; }) - values);
   }
   return count;
 }
@@ -80,9 +81,12 @@ TokenFile::TokenFile(const std::filesystem::path& path, DataFormat format) : fil
 void TokenFile::detect() {
   const Header header = read_header(file_);
   const std::string extension = path().extension().string();
-  if (is_llmc(header)) format_ = DataFormat::llmc;
-  else if (is_bintok(header)) format_ = DataFormat::bintok;
-  else if (extension == ".txt" || extension == ".text" || extension == ".md") format_ = DataFormat::text;
+  if (is_llmc(header))
+    format_ = DataFormat::llmc;
+  else if (is_bintok(header))
+    format_ = DataFormat::bintok;
+  else if (extension == ".txt" || extension == ".text" || extension == ".md")
+    format_ = DataFormat::text;
   else {
     refuse("the format of the token file is not recognized: it begins with no known magic number", path(),
            "set data.format to raw16, raw32 or text if the file has no header");
@@ -92,13 +96,15 @@ void TokenFile::detect() {
 void TokenFile::open_llmc() {
   const Header header = read_header(file_);
   if (!is_llmc(header)) {
-    refuse(fmt::format("not an llm.c token file: its magic number is {}, not {} or {}", header[0], kLlmcMagic16, kLlmcMagic32), path(),
-           "set data.format to what the file is, or to auto");
+    refuse(fmt::format("not an llm.c token file: its magic number is {}, not {} or {}", header[0], kLlmcMagic16,
+                       kLlmcMagic32),
+           path(), "set data.format to what the file is, or to auto");
   }
   const bool wide = header[0] == kLlmcMagic32;
   const int32_t version = wide ? 7 : 1;
   if (header[1] != version) {
-    refuse(fmt::format("an llm.c token file of version {}; with magic number {} only version {} is read", header[1], header[0], version),
+    refuse(fmt::format("an llm.c token file of version {}; with magic number {} only version {} is read", header[1],
+                       header[0], version),
            path(), "make the file again with a current tool");
   }
   token_bytes_ = wide ? 4 : 2;
@@ -113,15 +119,21 @@ void TokenFile::open_llmc() {
 
 void TokenFile::open_bintok() {
   const Header header = read_header(file_);
-  if (!is_bintok(header)) refuse("not a BIN.TOK token file: its magic is missing", path(), "set data.format to what the file is, or to auto");
+  if (!is_bintok(header))
+    refuse("not a BIN.TOK token file: its magic is missing", path(), "set data.format to what the file is, or to auto");
   const int32_t version = header[2], bytes = header[3], count = header[4], vocab = header[5], masks = header[6];
   if (version != 1 && version != 2) {
-    refuse(fmt::format("a BIN.TOK file of version {}; versions 1 and 2 are read", version), path(), "make the file again with a current tool");
+    refuse(fmt::format("a BIN.TOK file of version {}; versions 1 and 2 are read", version), path(),
+           "make the file again with a current tool");
   }
-  if (bytes != 4) refuse(fmt::format("a BIN.TOK file with {} bytes per token; only 4 are read", bytes), path(), "write int32 tokens");
-  if (count < 0) refuse(fmt::format("a BIN.TOK file with a token count of {}", count), path(), "the header is damaged; make the file again");
+  if (bytes != 4)
+    refuse(fmt::format("a BIN.TOK file with {} bytes per token; only 4 are read", bytes), path(), "write int32 tokens");
+  if (count < 0)
+    refuse(fmt::format("a BIN.TOK file with a token count of {}", count), path(),
+           "the header is damaged; make the file again");
   if (version == 2 && masks != 0 && masks != 1 && masks != kBintokUnused) {
-    refuse(fmt::format("a BIN.TOK file whose mask flag is {}", masks), path(), "the header is damaged; make the file again");
+    refuse(fmt::format("a BIN.TOK file whose mask flag is {}", masks), path(),
+           "the header is damaged; make the file again");
   }
   token_bytes_ = 4;
   tokens_offset_ = kHeaderBytes;
@@ -146,23 +158,30 @@ void TokenFile::open_raw(uint32_t token_bytes) {
 
 void TokenFile::check_size(uint64_t expected_bytes) const {
   if (file_.size() == expected_bytes) return;
-  refuse(fmt::format("the header states {} tokens, which take {} bytes, but the file has {} bytes", tokens_, expected_bytes, file_.size()),
-         path(), file_.size() < expected_bytes ? "the file is truncated; get a whole copy of it" : "the file is of another format or damaged");
+  refuse(fmt::format("the header states {} tokens, which take {} bytes, but the file has {} bytes", tokens_,
+                     expected_bytes, file_.size()),
+         path(),
+         file_.size() < expected_bytes ? "the file is truncated; get a whole copy of it"
+                                       : "the file is of another format or damaged");
 }
 
 void TokenFile::read(uint64_t first, uint64_t count, int32_t* out) const {
-  STRATA_CHECK(first <= tokens_ && count <= tokens_ - first, "tokens [{}, +{}) of {} in {}", first, count, tokens_, path().string());
+  STRATA_CHECK(first <= tokens_ && count <= tokens_ - first, "tokens [{}, +{}) of {} in {}", first, count, tokens_,
+               path().string());
   const uint64_t offset = tokens_offset_ + first * token_bytes_;
   if (token_bytes_ == 4) return file_.read(offset, out, count * 4);
   // Narrow tokens are read into the end of the output and widened from the front, where no write overtakes a read.
   char* const narrow = reinterpret_cast<char*>(out) + count * (4 - token_bytes_);
   file_.read(offset, narrow, count * token_bytes_);
-  if (token_bytes_ == 2) widen<uint16_t>(narrow, count, out);
-  else widen<uint8_t>(narrow, count, out);
+  if (token_bytes_ == 2)
+    widen<uint16_t>(narrow, count, out);
+  else
+    widen<uint8_t>(narrow, count, out);
 }
 
 void TokenFile::read_masks(uint64_t first, uint64_t count, uint8_t* out) const {
-  STRATA_CHECK(first <= tokens_ && count <= tokens_ - first, "masks [{}, +{}) of {} in {}", first, count, tokens_, path().string());
+  STRATA_CHECK(first <= tokens_ && count <= tokens_ - first, "masks [{}, +{}) of {} in {}", first, count, tokens_,
+               path().string());
   if (!has_masks()) {
     std::fill(out, out + count, uint8_t{1});
     return;
@@ -189,14 +208,18 @@ void TokenFile::check_tokens(int64_t vocab_size) const {
     file_.drop_cached(offset, count * token_bytes_);
     // A negative int32 token is a large one as uint32, so one comparison finds both.
     uint64_t bad = 0;
-    if (token_bytes_ == 1) bad = first_outside(reinterpret_cast<const uint8_t*>(piece.data()), count, limit);
-    else if (token_bytes_ == 2) bad = first_outside(reinterpret_cast<const uint16_t*>(piece.data()), count, limit);
-    else bad = first_outside(piece.data(), count, limit);
+    if (token_bytes_ == 1)
+      bad = first_outside(reinterpret_cast<const uint8_t*>(piece.data()), count, limit);
+    else if (token_bytes_ == 2)
+      bad = first_outside(reinterpret_cast<const uint16_t*>(piece.data()), count, limit);
+    else
+      bad = first_outside(piece.data(), count, limit);
     if (bad == count) continue;
     int32_t value = 0;
     read(done + bad, 1, &value);
     throw Error(ErrorCode::invalid_data,
-                fmt::format("token {} has the value {}, which is not in the model's vocabulary of {}", done + bad, value, vocab_size),
+                fmt::format("token {} has the value {}, which is not in the model's vocabulary of {}", done + bad,
+                            value, vocab_size),
                 fmt::format("{}, offset {}", path().string(), offset + bad * token_bytes_),
                 "tokenize with this model's tokenizer, or check data.format");
   }
@@ -211,14 +234,16 @@ TokenDataset::TokenDataset(TokenDatasetOptions options) : options_(std::move(opt
   uint64_t longest = 0;
   for (const std::filesystem::path& path : options_.files) {
     const TokenFile& file = files_.emplace_back(path, options_.format);
-    first_sample_.push_back(first_sample_.back() + (file.tokens() - 1) / static_cast<uint64_t>(options_.sequence_length));
+    first_sample_.push_back(first_sample_.back() +
+                            (file.tokens() - 1) / static_cast<uint64_t>(options_.sequence_length));
     longest = std::max(longest, file.tokens());
   }
   if (samples() == 0) {
-    throw Error(ErrorCode::invalid_data,
-                fmt::format("no file is long enough for one sample: a sequence of {} needs {} tokens, the longest file has {}",
-                            options_.sequence_length, options_.sequence_length + 1, longest),
-                options_.files.front().string(), "use more data or a smaller data.sequence_length");
+    throw Error(
+        ErrorCode::invalid_data,
+        fmt::format("no file is long enough for one sample: a sequence of {} needs {} tokens, the longest file has {}",
+                    options_.sequence_length, options_.sequence_length + 1, longest),
+        options_.files.front().string(), "use more data or a smaller data.sequence_length");
   }
   if (!options_.check_tokens) return;
   for (const TokenFile& file : files_) file.check_tokens(options_.vocab_size);

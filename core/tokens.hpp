@@ -14,16 +14,20 @@
 namespace strata {
 
 /// One file of tokens. Thread-safe for reading.
-///   llmc    1024-byte header of little-endian int32: magic 20240520, version 1, count, then uint16 tokens; or 20240801, 7, uint32.
+///   llmc    1024-byte header of little-endian int32: magic 20240520, version 1, count, then uint16 tokens; or
+///   20240801, 7, uint32.
 ///           A file of more than 2^32 tokens has the count's low 32 bits in its header; the file's size tells the rest.
-///   bintok  1024-byte header: "BIN.TOK\n", then int32 version (1 or 2), bytes per token (4), count, and from version 2 on the
-///           vocabulary and whether masks follow; int32 tokens; a bit per token, least significant first, set if the token counts.
+///   bintok  1024-byte header: "BIN.TOK\n", then int32 version (1 or 2), bytes per token (4), count, and from version 2
+///   on the
+///           vocabulary and whether masks follow; int32 tokens; a bit per token, least significant first, set if the
+///           token counts.
 ///   raw16, raw32  uint16 or uint32 tokens, nothing else.
 ///   text    every byte is a token, vocabulary 256.
 class TokenFile {
  public:
-  /// Opens a file and checks its header against its size. `automatic` recognizes llmc and bintok by their magic and text by its
-  /// extension (.txt, .text, .md). Throws invalid_data (not of the format, shorter or longer than stated, empty) or io.
+  /// Opens a file and checks its header against its size. `automatic` recognizes llmc and bintok by their magic and
+  /// text by its extension (.txt, .text, .md). Throws invalid_data (not of the format, shorter or longer than stated,
+  /// empty) or io.
   TokenFile(const std::filesystem::path& path, DataFormat format);
 
   const std::filesystem::path& path() const { return file_.path(); }
@@ -38,7 +42,8 @@ class TokenFile {
   void read(uint64_t first, uint64_t count, int32_t* out) const;
   /// Fills out[0, count) with 1 for tokens that count and 0 for masked ones.
   void read_masks(uint64_t first, uint64_t count, uint8_t* out) const;
-  /// Reads the whole file once. Throws invalid_data that names the first token outside of [0, vocab_size), its index and offset.
+  /// Reads the whole file once. Throws invalid_data that names the first token outside of [0, vocab_size), its index
+  /// and offset.
   void check_tokens(int64_t vocab_size) const;
 
  private:
@@ -65,8 +70,9 @@ struct TokenDatasetOptions {
   bool check_tokens = true;  // read everything once and refuse tokens outside of the vocabulary
 };
 
-/// The samples of a set of files: non-overlapping windows of sequence_length tokens, each with the token after it. Every epoch
-/// visits each sample once, in an order that depends on seed, epoch and the number of samples alone. Thread-safe for reading.
+/// The samples of a set of files: non-overlapping windows of sequence_length tokens, each with the token after it.
+/// Every epoch visits each sample once, in an order that depends on seed, epoch and the number of samples alone.
+/// Thread-safe for reading.
 class TokenDataset {
  public:
   /// Throws invalid_data (see TokenFile; files too short for a single sample) or io.

@@ -83,7 +83,8 @@ TEST(Config, WritingAndReadingBackChangesNothing) {
     const std::string once = parse_config(text, "c.json").to_json();
     EXPECT_EQ(parse_config(once, "again").to_json(), once);
   }
-  const std::string partial = parse_config(kMinimal, "c", {"placement.parameters=host", "device.memory=1000001"}).to_json();
+  const std::string partial =
+      parse_config(kMinimal, "c", {"placement.parameters=host", "device.memory=1000001"}).to_json();
   const Config back = parse_config(partial, "again");
   EXPECT_EQ(back.placement.parameters, Tier::host);
   EXPECT_FALSE(back.placement.optimizer.has_value());
@@ -96,10 +97,12 @@ TEST(Config, AllProblemsAreListedAtOnce) {
     "model": {"pth": "m"}, "data": {"train": "t.bin", "sequence_length": "long", "sequence_length": 3},
     "optimizer": {"lr": -1, "betas": [0.9, 1.0], "wieght_decay": 0.1}, "lr": 1e-3, "stepps": 4,
     "device": {"memory": "8GB!"}, "schedule": {"update": "eager"}, "precision": {"compute": "fp8"}})");
-  EXPECT_THAT(message, AllOf(HasSubstr("/model/pth: unknown key; did you mean \"path\"?"), HasSubstr("/model/path: is required"),
-                             HasSubstr("/data/train: must be a list"), HasSubstr("/data/sequence_length: must be an integer")));
-  EXPECT_THAT(message, AllOf(HasSubstr("/data/sequence_length: duplicate key"), HasSubstr("/optimizer/lr: must be a number at least 0"),
-                             HasSubstr("/optimizer/betas"), HasSubstr("did you mean \"weight_decay\"?"),
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("/model/pth: unknown key; did you mean \"path\"?"), HasSubstr("/model/path: is required"),
+                    HasSubstr("/data/train: must be a list"), HasSubstr("/data/sequence_length: must be an integer")));
+  EXPECT_THAT(message, AllOf(HasSubstr("/data/sequence_length: duplicate key"),
+                             HasSubstr("/optimizer/lr: must be a number at least 0"), HasSubstr("/optimizer/betas"),
+                             HasSubstr("did you mean \"weight_decay\"?"),
                              HasSubstr("/lr: unknown key; did you mean /optimizer/lr?")));
   EXPECT_THAT(message, AllOf(HasSubstr("did you mean \"steps\"?"), HasSubstr("/device/memory"),
                              HasSubstr("/schedule/update: \"eager\" is unsupported"),
@@ -158,9 +161,10 @@ TEST(Config, ContradictionsAreRefused) {
 }
 
 TEST(Config, OverridesReachSectionsListsAndStrings) {
-  const Config config = parse_config(kEverything, "c.json",
-                                     {"optimizer.lr=0.25", "device.memory=2GiB", "data.train=[\"x\"]", "tiers.nvme.1.path=other",
-                                      "tiers.nvme.2.path=third", "data.eval.0=z", "placement=\"auto\"", "placement.gradients=device"});
+  const Config config =
+      parse_config(kEverything, "c.json",
+                   {"optimizer.lr=0.25", "device.memory=2GiB", "data.train=[\"x\"]", "tiers.nvme.1.path=other",
+                    "tiers.nvme.2.path=third", "data.eval.0=z", "placement=\"auto\"", "placement.gradients=device"});
   EXPECT_EQ(config.optimizer.lr, 0.25);
   EXPECT_EQ(config.device.memory_bytes, 2ull << 30);
   EXPECT_EQ(config.data.train.at(0), "x");
@@ -187,12 +191,19 @@ TEST(Config, TextThatIsNotAConfigurationIsRefused) {
 }
 
 TEST(Bytes, SizesAreReadWithAndWithoutUnits) {
-  const std::vector<std::pair<std::string, uint64_t>> good = {
-      {"4096", 4096}, {"8GiB", 8ull << 30}, {"16 MiB", 16ull << 20}, {"1.5GB", 1'500'000'000}, {"0", 0}, {"7b", 7},
-      {"2kB", 2000}, {"0.5KiB", 512}, {"18446744073709551615", UINT64_MAX}, {"3tib", 3ull << 40}};
+  const std::vector<std::pair<std::string, uint64_t>> good = {{"4096", 4096},
+                                                              {"8GiB", 8ull << 30},
+                                                              {"16 MiB", 16ull << 20},
+                                                              {"1.5GB", 1'500'000'000},
+                                                              {"0", 0},
+                                                              {"7b", 7},
+                                                              {"2kB", 2000},
+                                                              {"0.5KiB", 512},
+                                                              {"18446744073709551615", UINT64_MAX},
+                                                              {"3tib", 3ull << 40}};
   for (const auto& [text, bytes] : good) EXPECT_EQ(parse_bytes(text), bytes) << text;
-  for (const char* text : {"", "GiB", "-1", "1e9", "8G", "1.GiB", "8 GiB ", "99999999999TiB", "184467440737095516160", ".5GiB",
-                           "1.0000000000000000001GiB", "0x10"}) {
+  for (const char* text : {"", "GiB", "-1", "1e9", "8G", "1.GiB", "8 GiB ", "99999999999TiB", "184467440737095516160",
+                           ".5GiB", "1.0000000000000000001GiB", "0x10"}) {
     EXPECT_THROW(parse_bytes(text), Error) << text;
   }
 }

@@ -18,10 +18,12 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const char* const kLlama = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "num_attention_heads": 4,
+const char* const kLlama =
+    R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 24, "num_attention_heads": 4,
   "num_key_value_heads": 2, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 77, "max_position_embeddings": 64,
   "torch_dtype": "float16", "dtype": "float16"})";
-const char* const kGpt2 = R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2,
+const char* const kGpt2 =
+    R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 2,
   "vocab_size": 33, "n_positions": 8})";
 
 struct Tensor {
@@ -32,11 +34,16 @@ struct Tensor {
 
 std::vector<char> bytes_of(const std::vector<float>& values, const std::string& dtype) {
   std::vector<char> out;
-  const auto put = [&](auto value) { out.insert(out.end(), reinterpret_cast<char*>(&value), reinterpret_cast<char*>(&value) + sizeof value); };
+  const auto put = [&](auto value) {
+    out.insert(out.end(), reinterpret_cast<char*>(&value), reinterpret_cast<char*>(&value) + sizeof value);
+  };
   for (const float value : values) {
-    if (dtype == "F32") put(value);
-    else if (dtype == "F64") put(static_cast<double>(value));
-    else put(half_from_float(dtype == "BF16" ? DType::bf16 : DType::f16, value));
+    if (dtype == "F32")
+      put(value);
+    else if (dtype == "F64")
+      put(static_cast<double>(value));
+    else
+      put(half_from_float(dtype == "BF16" ? DType::bf16 : DType::f16, value));
   }
   return out;
 }
@@ -106,14 +113,16 @@ TEST(HfWeights, AnyRangeOfAnyUnitIsReadExactly) {
     const HfWeights weights = fixture.open();
     EXPECT_EQ(weights.source_dtype(), DType::f32);
     for (size_t unit = 0; unit < fixture.units.size(); ++unit) {
-      for (const uint64_t piece : {4096ull, 100ull, 13ull}) EXPECT_EQ(read_unit(weights, fixture.layout, unit, piece), fixture.units[unit]);
+      for (const uint64_t piece : {4096ull, 100ull, 13ull})
+        EXPECT_EQ(read_unit(weights, fixture.layout, unit, piece), fixture.units[unit]);
     }
     EXPECT_THROW(weights.read_as_float(0, {1, fixture.units[0].size()}, nullptr), Error);
   }
 }
 
 TEST(HfWeights, HalfAndDoubleFilesAreWidened) {
-  for (const auto& [dtype, expected] : std::vector<std::pair<std::string, DType>>{{"BF16", DType::bf16}, {"F16", DType::f16}, {"F64", DType::f32}}) {
+  for (const auto& [dtype, expected] :
+       std::vector<std::pair<std::string, DType>>{{"BF16", DType::bf16}, {"F16", DType::f16}, {"F64", DType::f32}}) {
     Fixture fixture(kLlama, dtype);
     fixture.save_single();
     const HfWeights weights = fixture.open();
@@ -142,13 +151,16 @@ TEST(HfWeights, AllMismatchesAreListedAtOnce) {
   Fixture fixture(kLlama);
   fixture.remove("model.norm.weight");
   fixture.find("model.layers.0.mlp.up_proj.weight").shape = {24, 40};
-  fixture.find("model.layers.1.self_attn.q_proj.weight") = {"model.layers.1.self_attn.q_proj.weight", "F8_E4M3", {24, 24}, std::vector<char>(576)};
+  fixture.find("model.layers.1.self_attn.q_proj.weight") = {
+      "model.layers.1.self_attn.q_proj.weight", "F8_E4M3", {24, 24}, std::vector<char>(576)};
   fixture.tensors.push_back({"model.layers.2.self_attn.q_proj.weight", "F32", {1}, std::vector<char>(4)});
   fixture.save_single();
   const auto [code, message] = fixture.refusal();
   EXPECT_EQ(code, ErrorCode::invalid_data);
-  EXPECT_THAT(message, AllOf(HasSubstr("4 problems"), HasSubstr("model.norm.weight: is missing"), HasSubstr("has shape [24, 40], the configuration says [40, 24]"),
-                             HasSubstr("q_proj.weight: has dtype F8_E4M3"), HasSubstr("model.layers.2.self_attn.q_proj.weight: is not a tensor")));
+  EXPECT_THAT(message, AllOf(HasSubstr("4 problems"), HasSubstr("model.norm.weight: is missing"),
+                             HasSubstr("has shape [24, 40], the configuration says [40, 24]"),
+                             HasSubstr("q_proj.weight: has dtype F8_E4M3"),
+                             HasSubstr("model.layers.2.self_attn.q_proj.weight: is not a tensor")));
 }
 
 TEST(HfWeights, ATiedHeadMayRepeatOrReplaceTheEmbeddingButNotDiffer) {
@@ -181,14 +193,18 @@ TEST(HfWeights, DirectoriesWithoutSafetensorsAreExplained) {
 TEST(HfWeights, ShardedModelsAreReadThroughTheirIndex) {
   Fixture fixture(kLlama);
   const size_t half = fixture.tensors.size() / 2;
-  save(fixture.directory / "a.safetensors", {fixture.tensors.begin(), fixture.tensors.begin() + static_cast<std::ptrdiff_t>(half)});
-  save(fixture.directory / "b.safetensors", {fixture.tensors.begin() + static_cast<std::ptrdiff_t>(half), fixture.tensors.end()});
+  save(fixture.directory / "a.safetensors",
+       {fixture.tensors.begin(), fixture.tensors.begin() + static_cast<std::ptrdiff_t>(half)});
+  save(fixture.directory / "b.safetensors",
+       {fixture.tensors.begin() + static_cast<std::ptrdiff_t>(half), fixture.tensors.end()});
   Json index;
-  for (size_t i = 0; i < fixture.tensors.size(); ++i) index["weight_map"][fixture.tensors[i].name] = i < half ? "a.safetensors" : "b.safetensors";
+  for (size_t i = 0; i < fixture.tensors.size(); ++i)
+    index["weight_map"][fixture.tensors[i].name] = i < half ? "a.safetensors" : "b.safetensors";
   const auto write_index = [&] { std::ofstream(fixture.directory / "model.safetensors.index.json") << index.dump(); };
   write_index();
   const HfWeights weights = fixture.open();
-  for (size_t unit = 0; unit < fixture.units.size(); ++unit) EXPECT_EQ(read_unit(weights, fixture.layout, unit, 500), fixture.units[unit]);
+  for (size_t unit = 0; unit < fixture.units.size(); ++unit)
+    EXPECT_EQ(read_unit(weights, fixture.layout, unit, 500), fixture.units[unit]);
 
   index["weight_map"]["lm_head.weight"] = "a.safetensors";
   write_index();
@@ -206,7 +222,9 @@ TEST(HfWriter, WhatIsWrittenIsReadBackWhateverThePieces) {
   std::ofstream(fixture.directory / "tokenizer.json") << "{\"a\": 1}";
   std::ofstream(fixture.directory / "notes.txt") << "not copied";
   const std::filesystem::path out = fixture.directory / "out";
-  HfWriter writer(out, fixture.layout, {.dtype = DType::f32, .dtype_of = {{"model.norm.weight", DType::bf16}}, .source = fixture.directory.path()});
+  HfWriter writer(
+      out, fixture.layout,
+      {.dtype = DType::f32, .dtype_of = {{"model.norm.weight", DType::bf16}}, .source = fixture.directory.path()});
   for (size_t unit = 0; unit < fixture.units.size(); ++unit) {
     const uint64_t size = fixture.units[unit].size(), piece = 1000;
     for (uint64_t first = size / piece * piece;; first -= piece) {
@@ -219,7 +237,8 @@ TEST(HfWriter, WhatIsWrittenIsReadBackWhateverThePieces) {
 
   const ModelDescription model = read_model_description(out);
   const HfWeights weights(out, model, make_layout(model));
-  for (size_t unit = 0; unit < fixture.units.size(); ++unit) EXPECT_EQ(read_unit(weights, fixture.layout, unit, 4096), fixture.units[unit]);
+  for (size_t unit = 0; unit < fixture.units.size(); ++unit)
+    EXPECT_EQ(read_unit(weights, fixture.layout, unit, 4096), fixture.units[unit]);
   EXPECT_EQ(SafetensorsFile(out / "model.safetensors").find("model.norm.weight")->dtype, "BF16");
   EXPECT_EQ(SafetensorsFile(out / "model.safetensors").metadata().at("format"), "pt");
   const Json config = parse_json_file(out / "config.json", ErrorCode::io);
@@ -236,8 +255,13 @@ TEST(HfWriter, LargeModelsAreShardedWithAnIndex) {
   fixture.save_single();
   const HfWeights source = fixture.open();
   const std::filesystem::path out = fixture.directory / "out";
-  HfWriter writer(out, fixture.layout, {.dtype = DType::bf16, .max_shard_bytes = 3000, .source = fixture.directory / "config.json", .passthrough = &source});
-  for (size_t unit = 0; unit < fixture.units.size(); ++unit) writer.write_from_float(unit, {0, fixture.units[unit].size()}, fixture.units[unit].data());
+  HfWriter writer(out, fixture.layout,
+                  {.dtype = DType::bf16,
+                   .max_shard_bytes = 3000,
+                   .source = fixture.directory / "config.json",
+                   .passthrough = &source});
+  for (size_t unit = 0; unit < fixture.units.size(); ++unit)
+    writer.write_from_float(unit, {0, fixture.units[unit].size()}, fixture.units[unit].data());
   writer.finish();
   EXPECT_FALSE(std::filesystem::exists(out / "model.safetensors"));
   const auto map = read_safetensors_index(out / "model.safetensors.index.json");

@@ -33,7 +33,8 @@ std::pair<ErrorCode, std::string> refusal(const std::string& text) {
 
 std::string llama_with(const std::string& more) {
   return R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
-             "intermediate_size": 100, "num_hidden_layers": 3, "vocab_size": 99, "max_position_embeddings": 2048)" + more + "}";
+             "intermediate_size": 100, "num_hidden_layers": 3, "vocab_size": 99, "max_position_embeddings": 2048)" +
+         more + "}";
 }
 
 TEST(Model, Gpt2OfTheHubIsReadWithItsOwnNames) {
@@ -76,7 +77,8 @@ TEST(Model, AbsentKeysHaveTheDefaultsOfTransformers) {
   EXPECT_TRUE(qwen2.qkv_bias);
   EXPECT_FALSE(qwen2.attention_output_bias || qwen2.qk_norm);
   EXPECT_EQ(qwen2.sliding_window, std::vector<int64_t>(32, 0));
-  const ModelDescription qwen3 = read(R"({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 1000, "num_attention_heads": 16, "num_key_value_heads": null})");
+  const ModelDescription qwen3 = read(
+      R"({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 1000, "num_attention_heads": 16, "num_key_value_heads": null})");
   EXPECT_EQ(qwen3.head_dim, 128);
   EXPECT_EQ(qwen3.kv_heads, 16);
   EXPECT_TRUE(qwen3.qk_norm);
@@ -85,19 +87,24 @@ TEST(Model, AbsentKeysHaveTheDefaultsOfTransformers) {
 }
 
 TEST(Model, BiasesWindowsAndScalesFollowTheFile) {
-  const ModelDescription llama = read(llama_with(R"(, "attention_bias": true, "mlp_bias": true, "head_dim": 32, "num_key_value_heads": 2, "tie_word_embeddings": true)"));
+  const ModelDescription llama = read(llama_with(
+      R"(, "attention_bias": true, "mlp_bias": true, "head_dim": 32, "num_key_value_heads": 2, "tie_word_embeddings": true)"));
   EXPECT_TRUE(llama.qkv_bias && llama.attention_output_bias && llama.mlp_bias && llama.tied_head);
   EXPECT_EQ(llama.query_size(), 128);
   EXPECT_EQ(llama.kv_size(), 64);
-  const ModelDescription mistral = read(R"({"architectures": ["MistralForCausalLM"], "num_hidden_layers": 2, "sliding_window": null})");
+  const ModelDescription mistral =
+      read(R"({"architectures": ["MistralForCausalLM"], "num_hidden_layers": 2, "sliding_window": null})");
   EXPECT_THAT(mistral.sliding_window, ElementsAre(0, 0));
-  const ModelDescription qwen = read(R"({"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 4, "use_sliding_window": true,
+  const ModelDescription qwen =
+      read(R"({"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 4, "use_sliding_window": true,
                                          "sliding_window": 128, "max_window_layers": 2})");
   EXPECT_THAT(qwen.sliding_window, ElementsAre(0, 0, 128, 128));
-  const ModelDescription typed = read(R"({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 3, "use_sliding_window": true,
+  const ModelDescription typed =
+      read(R"({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 3, "use_sliding_window": true,
     "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]})");
   EXPECT_THAT(typed.sliding_window, ElementsAre(64, 0, 64));
-  const ModelDescription unscaled = read(R"({"architectures": ["GPT2LMHeadModel"], "scale_attn_weights": false, "tie_word_embeddings": false})");
+  const ModelDescription unscaled =
+      read(R"({"architectures": ["GPT2LMHeadModel"], "scale_attn_weights": false, "tie_word_embeddings": false})");
   EXPECT_EQ(unscaled.attention_scale, 1.0);
   EXPECT_FALSE(unscaled.tied_head);
 }
@@ -110,19 +117,24 @@ TEST(Model, AFileAloneCanBeRead) {
 }
 
 TEST(Model, UnsupportedFeaturesAreNamedTogether) {
-  const auto [code, message] = refusal(llama_with(R"(, "quantization_config": {"bits": 4}, "hidden_act": "gelu", "num_local_experts": 8,
+  const auto [code, message] =
+      refusal(llama_with(R"(, "quantization_config": {"bits": 4}, "hidden_act": "gelu", "num_local_experts": 8,
     "partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "longrope"}, "pruned_heads": {"1": [0]})"));
   EXPECT_EQ(code, ErrorCode::unsupported);
-  EXPECT_THAT(message, AllOf(HasSubstr("quantized"), HasSubstr("\"gelu\" is not supported; supported: silu"), HasSubstr("mixture of experts"),
-                             HasSubstr("/partial_rotary_factor"), HasSubstr("\"longrope\" is not supported; supported: default, linear"),
-                             HasSubstr("pruned")));
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("quantized"), HasSubstr("\"gelu\" is not supported; supported: silu"),
+                    HasSubstr("mixture of experts"), HasSubstr("/partial_rotary_factor"),
+                    HasSubstr("\"longrope\" is not supported; supported: default, linear"), HasSubstr("pruned")));
   EXPECT_THAT(message, HasSubstr("6 problems"));
 }
 
 TEST(Model, EachUnsupportedFeatureIsRefused) {
-  for (const char* more : {R"("scale_attn_by_inverse_layer_idx": true)", R"("reorder_and_upcast_attn": true)", R"("activation_function": "silu")",
-                           R"("add_cross_attention": true)", R"("attn_logit_softcapping": 50.0)"}) {
-    EXPECT_EQ(refusal(std::string(R"({"architectures": ["GPT2LMHeadModel"], )") + more + "}").first, ErrorCode::unsupported) << more;
+  for (const char* more :
+       {R"("scale_attn_by_inverse_layer_idx": true)", R"("reorder_and_upcast_attn": true)",
+        R"("activation_function": "silu")", R"("add_cross_attention": true)", R"("attn_logit_softcapping": 50.0)"}) {
+    EXPECT_EQ(refusal(std::string(R"({"architectures": ["GPT2LMHeadModel"], )") + more + "}").first,
+              ErrorCode::unsupported)
+        << more;
   }
   const auto [code, message] = refusal(R"({"architectures": ["GemmaForCausalLM"]})");
   EXPECT_EQ(code, ErrorCode::unsupported);
@@ -130,26 +142,36 @@ TEST(Model, EachUnsupportedFeatureIsRefused) {
 }
 
 TEST(Model, FeaturesThatAreSwitchedOffAreAccepted) {
-  EXPECT_EQ(refusal(llama_with(R"(, "pruned_heads": {}, "quantization_config": null, "is_encoder_decoder": false, "attention_dropout": 0.1,
-    "partial_rotary_factor": 1.0, "rope_scaling": null, "pretraining_tp": 1, "num_experts": 0)")).second, "accepted");
+  EXPECT_EQ(
+      refusal(
+          llama_with(
+              R"(, "pruned_heads": {}, "quantization_config": null, "is_encoder_decoder": false, "attention_dropout": 0.1,
+    "partial_rotary_factor": 1.0, "rope_scaling": null, "pretraining_tp": 1, "num_experts": 0)"))
+          .second,
+      "accepted");
 }
 
 TEST(Model, WrongValuesAreListedTogether) {
-  const auto [code, message] = refusal(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": "64", "num_hidden_layers": 0,
+  const auto [code, message] =
+      refusal(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": "64", "num_hidden_layers": 0,
     "vocab_size": 1e99, "rms_norm_eps": -1, "tie_word_embeddings": 1, "quantization_config": {"bits": 4}})");
   EXPECT_EQ(code, ErrorCode::invalid_configuration);
-  EXPECT_THAT(message, AllOf(HasSubstr("/hidden_size"), HasSubstr("/num_hidden_layers"), HasSubstr("/vocab_size"), HasSubstr("/rms_norm_eps"),
-                             HasSubstr("/tie_word_embeddings"), HasSubstr("5 problems")));
+  EXPECT_THAT(message, AllOf(HasSubstr("/hidden_size"), HasSubstr("/num_hidden_layers"), HasSubstr("/vocab_size"),
+                             HasSubstr("/rms_norm_eps"), HasSubstr("/tie_word_embeddings"), HasSubstr("5 problems")));
 }
 
 TEST(Model, SizesThatDoNotFitTogetherAreRefused) {
-  EXPECT_THAT(refusal(R"({"architectures": ["GPT2LMHeadModel"], "n_head": 7})").second, HasSubstr("do not divide n_embd"));
-  EXPECT_THAT(refusal(llama_with(R"(, "num_key_value_heads": 3)")).second, HasSubstr("does not divide num_attention_heads"));
+  EXPECT_THAT(refusal(R"({"architectures": ["GPT2LMHeadModel"], "n_head": 7})").second,
+              HasSubstr("do not divide n_embd"));
+  EXPECT_THAT(refusal(llama_with(R"(, "num_key_value_heads": 3)")).second,
+              HasSubstr("does not divide num_attention_heads"));
   EXPECT_THAT(refusal(llama_with(R"(, "head_dim": 15)")).second, HasSubstr("must be even"));
-  EXPECT_THAT(refusal(R"({"architectures": ["LlamaForCausalLM"], "model_type": "qwen2"})").second, HasSubstr("/model_type"));
+  EXPECT_THAT(refusal(R"({"architectures": ["LlamaForCausalLM"], "model_type": "qwen2"})").second,
+              HasSubstr("/model_type"));
   EXPECT_THAT(refusal(R"({"architectures": ["A", "B"]})").second, HasSubstr("a list of one name"));
   EXPECT_THAT(refusal("{}").second, HasSubstr("/architectures: is required"));
-  EXPECT_THAT(refusal(R"({"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_layer": 2})").second, HasSubstr("duplicate key /n_layer"));
+  EXPECT_THAT(refusal(R"({"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_layer": 2})").second,
+              HasSubstr("duplicate key /n_layer"));
 }
 
 struct RopeCase {
@@ -164,22 +186,42 @@ struct RopeCase {
 TEST(Rope, FrequenciesAgreeWithTransformers) {
   const std::vector<RopeCase> cases = {
       {"default", "", 512, 1.0, {1.0, 0.316227766, 0.1, 0.0316227766, 0.01, 0.00316227766, 0.001, 0.000316227766}},
-      {"linear", R"(, "rope_scaling": {"type": "linear", "factor": 4.0})", 512, 1.0,
+      {"linear",
+       R"(, "rope_scaling": {"type": "linear", "factor": 4.0})",
+       512,
+       1.0,
        {0.25, 0.079056941, 0.0250000004, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012, 7.90569466e-05}},
-      {"dynamic", R"(, "rope_scaling": {"type": "dynamic", "factor": 2.0})", 8192, 1.0,
+      {"dynamic",
+       R"(, "rope_scaling": {"type": "dynamic", "factor": 2.0})",
+       8192,
+       1.0,
        {1.0, 0.239481375, 0.057351321, 0.0137345716, 0.00328917382, 0.00078769587, 0.000188638471, 4.51753949e-05}},
-      {"dynamic within the original length", R"(, "rope_scaling": {"type": "dynamic", "factor": 2.0})", 2048, 1.0,
+      {"dynamic within the original length",
+       R"(, "rope_scaling": {"type": "dynamic", "factor": 2.0})",
+       2048,
+       1.0,
        {1.0, 0.316227766, 0.1, 0.0316227766, 0.01, 0.00316227766, 0.001, 0.000316227766}},
-      {"llama3", R"(, "head_dim": 32, "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
-        "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})", 512, 1.0,
-       {1.0, 0.440366626, 0.193922758, 0.0853971019, 0.0376060307, 0.0165604409, 0.00729266508, 0.00321144611, 0.000524846022,
-        7.78465546e-05, 3.42810235e-05, 1.50962178e-05, 6.64786967e-06, 2.92749974e-06, 1.28917316e-06, 5.6770881e-07}},
-      {"yarn", R"(, "head_dim": 32, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6,
-        "original_max_position_embeddings": 32768})", 512, 1.138629436111989,
-       {1.0, 0.421696514, 0.177827939, 0.0749894157, 0.0316227786, 0.0133352149, 0.00477990136, 0.00165996165, 0.000549999997,
-        0.000168678584, 4.44569851e-05, 1.87473561e-05, 7.90569356e-06, 3.33380353e-06, 1.40585337e-06, 5.92843435e-07}},
-      {"yarn with every key", R"(, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 2048,
-        "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": false})", 512, 1.094179988101349,
+      {"llama3",
+       R"(, "head_dim": 32, "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})",
+       512,
+       1.0,
+       {1.0, 0.440366626, 0.193922758, 0.0853971019, 0.0376060307, 0.0165604409, 0.00729266508, 0.00321144611,
+        0.000524846022, 7.78465546e-05, 3.42810235e-05, 1.50962178e-05, 6.64786967e-06, 2.92749974e-06, 1.28917316e-06,
+        5.6770881e-07}},
+      {"yarn",
+       R"(, "head_dim": 32, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6,
+        "original_max_position_embeddings": 32768})",
+       512,
+       1.138629436111989,
+       {1.0, 0.421696514, 0.177827939, 0.0749894157, 0.0316227786, 0.0133352149, 0.00477990136, 0.00165996165,
+        0.000549999997, 0.000168678584, 4.44569851e-05, 1.87473561e-05, 7.90569356e-06, 3.33380353e-06, 1.40585337e-06,
+        5.92843435e-07}},
+      {"yarn with every key",
+       R"(, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 2048,
+        "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": false})",
+       512,
+       1.094179988101349,
        {1.0, 0.316227764, 0.100000001, 0.0257716179, 0.00330522214, 0.000395284733, 0.000125000006, 3.95284733e-05}},
   };
   for (const RopeCase& expected : cases) {
@@ -193,12 +235,16 @@ TEST(Rope, FrequenciesAgreeWithTransformers) {
 }
 
 TEST(Rope, IncompleteScalingsAreRefused) {
-  EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": {"type": "linear"})")).second, HasSubstr("/rope_scaling/factor: is required"));
-  EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": {"rope_type": "llama3", "factor": 8})")).second,
-              AllOf(HasSubstr("low_freq_factor: is required"), HasSubstr("original_max_position_embeddings: is required")));
+  EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": {"type": "linear"})")).second,
+              HasSubstr("/rope_scaling/factor: is required"));
+  EXPECT_THAT(
+      refusal(llama_with(R"(, "rope_scaling": {"rope_type": "llama3", "factor": 8})")).second,
+      AllOf(HasSubstr("low_freq_factor: is required"), HasSubstr("original_max_position_embeddings: is required")));
   EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": [])")).second, HasSubstr("/rope_scaling: must be an object"));
-  EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": {"type": "linear", "factor": 0.5})")).second, HasSubstr("at least 1"));
-  const ModelDescription ratio = read(llama_with(R"(, "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 512})"));
+  EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": {"type": "linear", "factor": 0.5})")).second,
+              HasSubstr("at least 1"));
+  const ModelDescription ratio =
+      read(llama_with(R"(, "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 512})"));
   EXPECT_EQ(ratio.rope.factor, 4.0);
 }
 

@@ -23,7 +23,8 @@ TEST(CounterRng, SeedStreamAndCounterAllMatter) {
   std::set<uint64_t> seen;
   for (const uint64_t seed : {0ull, 1ull, 1ull << 32, 1ull << 63}) {
     for (const uint64_t stream : {0ull, 1ull, 1ull << 32, 1ull << 63}) {
-      for (const uint64_t counter : {0ull, 1ull, 1ull << 32, 1ull << 63}) seen.insert(CounterRng(seed, stream).bits(counter));
+      for (const uint64_t counter : {0ull, 1ull, 1ull << 32, 1ull << 63})
+        seen.insert(CounterRng(seed, stream).bits(counter));
     }
   }
   EXPECT_EQ(seen.size(), 64u);
@@ -32,20 +33,13 @@ TEST(CounterRng, SeedStreamAndCounterAllMatter) {
 // Quantiles from Python's statistics.NormalDist().inv_cdf.
 TEST(CounterRng, NormalQuantilesAreRightInTheMiddleAndInTheTails) {
   const std::vector<std::pair<uint32_t, double>> quantiles = {
-      {0x00000000u, -6.337957755},
-      {0x00000001u, -6.166429518},
-      {0x00000064u, -5.463062554},
-      {0x00bc614eu, -2.76176952},
-      {0x0f000000u, -1.566688585},
-      {0x13333333u, -1.43953147},
-      {0x40000000u, -0.6744897498},
-      {0x7fffffffu, -2.918099373e-10},
-      {0x80000000u, 2.918099373e-10},
-      {0xc0000001u, 0.6744897513},
-      {0xecccccceu, 1.439531474},
-      {0xfffffff0u, 5.785777965},
+      {0x00000000u, -6.337957755},  {0x00000001u, -6.166429518},     {0x00000064u, -5.463062554},
+      {0x00bc614eu, -2.76176952},   {0x0f000000u, -1.566688585},     {0x13333333u, -1.43953147},
+      {0x40000000u, -0.6744897498}, {0x7fffffffu, -2.918099373e-10}, {0x80000000u, 2.918099373e-10},
+      {0xc0000001u, 0.6744897513},  {0xecccccceu, 1.439531474},      {0xfffffff0u, 5.785777965},
       {0xffffffffu, 6.337957755}};
-  for (const auto& [word, quantile] : quantiles) EXPECT_NEAR(normal_from_word(word), quantile, 1e-6 * (1 + std::abs(quantile))) << word;
+  for (const auto& [word, quantile] : quantiles)
+    EXPECT_NEAR(normal_from_word(word), quantile, 1e-6 * (1 + std::abs(quantile))) << word;
 }
 
 TEST(CounterRng, MomentsAreThoseOfTheDistributions) {

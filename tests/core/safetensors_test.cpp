@@ -20,7 +20,9 @@ std::string with_length(uint64_t length, const std::string& rest) {
   return file + rest;
 }
 
-std::string file_of(const std::string& header, size_t data_bytes) { return with_length(header.size(), header + std::string(data_bytes, 'x')); }
+std::string file_of(const std::string& header, size_t data_bytes) {
+  return with_length(header.size(), header + std::string(data_bytes, 'x'));
+}
 
 std::string refusal(const std::string& contents) {
   const ScratchDirectory directory;
@@ -41,7 +43,8 @@ std::string one(const std::string& dtype, const std::string& shape, const std::s
 }
 
 std::string two(const std::string& first, const std::string& second) {
-  return R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)" + first + R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";
+  return R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)" + first +
+         R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";
 }
 
 struct Hostile {
@@ -66,10 +69,24 @@ std::vector<Hostile> hostile_corpus() {
       {"NUL in the JSON", file_of(std::string("{\"a\0\":{}}", 9), 0), "line 1"},
       {"escaped NUL in a name", file_of(R"({"a\u0000b":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0), "NUL"},
       {"depth bomb", file_of("{\"a\":" + std::string(100'000, '['), 0), "8 levels"},
-      {"object depth bomb", file_of([] { std::string s; for (int i = 0; i < 1000; ++i) s += "{\"a\":"; return s; }(), 0), "8 levels"},
-      {"huge name", file_of("{\"" + std::string(5000, 'n') + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0), "4096"},
-      {"duplicate tensor", file_of(R"({"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0), "duplicate key /t"},
-      {"duplicate field", file_of(R"({"t":{"dtype":"U8","dtype":"F32","shape":[0],"data_offsets":[0,0]}})", 0), "duplicate key /t/dtype"},
+      {"object depth bomb",
+       file_of(
+           [] {
+             std::string s;
+             for (int i = 0; i < 1000; ++i) s += "{\"a\":";
+             return s;
+           }(),
+           0),
+       "8 levels"},
+      {"huge name",
+       file_of("{\"" + std::string(5000, 'n') + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})", 0), "4096"},
+      {"duplicate tensor",
+       file_of(
+           R"({"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"t":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
+           0),
+       "duplicate key /t"},
+      {"duplicate field", file_of(R"({"t":{"dtype":"U8","dtype":"F32","shape":[0],"data_offsets":[0,0]}})", 0),
+       "duplicate key /t/dtype"},
       {"entry is a number", file_of(R"({"t":3})", 0), "not an object"},
       {"no dtype", file_of(R"({"t":{"shape":[0],"data_offsets":[0,0]}})", 0), "no \"dtype\""},
       {"no shape", file_of(R"({"t":{"dtype":"U8","data_offsets":[0,0]}})", 0), "no \"shape\""},
@@ -81,7 +98,8 @@ std::vector<Hostile> hostile_corpus() {
       {"fractional size", file_of(one(R"("F32")", "[2.0]", "[0,8]"), 8), "other than sizes"},
       {"size beyond 64 bits", file_of(one(R"("F32")", "[18446744073709551616]", "[0,8]"), 8), "other than sizes"},
       {"product overflow to zero", file_of(one(R"("U8")", "[4294967296,4294967296]", "[0,0]"), 0), "64 bits"},
-      {"product overflow to a plausible size", file_of(one(R"("U8")", "[9223372036854775807,2,8]", "[0,8]"), 8), "64 bits"},
+      {"product overflow to a plausible size", file_of(one(R"("U8")", "[9223372036854775807,2,8]", "[0,8]"), 8),
+       "64 bits"},
       {"byte count overflow", file_of(one(R"("F32")", "[4611686018427387904]", "[0,0]"), 0), "64 bits"},
       {"sub-byte misalignment", file_of(one(R"("F4")", "[3]", "[0,1]"), 1), "whole number of bytes"},
       {"one offset", file_of(one(R"("F32")", "[2]", "[0]"), 8), "two offsets"},
@@ -90,7 +108,8 @@ std::vector<Hostile> hostile_corpus() {
       {"reversed offsets", file_of(one(R"("F32")", "[2]", "[8,0]"), 8), "reversed"},
       {"shape and offsets differ", file_of(one(R"("F32")", "[2]", "[0,4]"), 4), "take 8 bytes"},
       {"past the end", file_of(good, 7), "ends at byte 8 of a data section of 7"},
-      {"far past the end", file_of(one(R"("U8")", "[8]", "[18446744073709551607,18446744073709551615]"), 8), "ends at byte"},
+      {"far past the end", file_of(one(R"("U8")", "[8]", "[18446744073709551607,18446744073709551615]"), 8),
+       "ends at byte"},
       {"bytes left over", file_of(good, 9), "end at byte 8 of a data section of 9"},
       {"not starting at zero", file_of(one(R"("F32")", "[2]", "[1,9]"), 9), "hole"},
       {"overlap", file_of(two("[0,4]", "[2,6]"), 6), "inside the tensor before"},
@@ -105,7 +124,8 @@ std::vector<Hostile> hostile_corpus() {
 }
 
 TEST(Safetensors, EveryHostileFileIsRefusedWithItsReason) {
-  for (const Hostile& hostile : hostile_corpus()) EXPECT_THAT(refusal(hostile.contents), HasSubstr(hostile.expected)) << hostile.what;
+  for (const Hostile& hostile : hostile_corpus())
+    EXPECT_THAT(refusal(hostile.contents), HasSubstr(hostile.expected)) << hostile.what;
 }
 
 TEST(Safetensors, TooManyTensorsAreRefusedByCount) {
@@ -123,14 +143,30 @@ TEST(Safetensors, UnusualButValidFilesAreAccepted) {
   EXPECT_EQ(refusal(file_of(one(R"("F32")", "[]", "[0,4]"), 4)), "accepted") << "a scalar";
   EXPECT_EQ(refusal(file_of(one(R"("F64")", "[3,0,9223372036854775807]", "[0,0]"), 0)), "accepted") << "no elements";
   EXPECT_EQ(refusal(file_of(two("[4,8]", "[0,4]"), 8)), "accepted") << "order of names differs from order of bytes";
-  EXPECT_EQ(refusal(file_of(R"({"z":{"dtype":"U8","shape":[0],"data_offsets":[4,4]},"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}})", 4)), "accepted");
+  EXPECT_EQ(
+      refusal(file_of(
+          R"({"z":{"dtype":"U8","shape":[0],"data_offsets":[4,4]},"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}})",
+          4)),
+      "accepted");
   EXPECT_EQ(refusal(file_of(one(R"("F4")", "[4]", "[0,2]"), 2)), "accepted");
 }
 
 TEST(Safetensors, EveryDTypeOfTheFormatIsKnown) {
-  for (const auto& [name, bits] : std::vector<std::pair<const char*, uint32_t>>{
-           {"F64", 64}, {"F32", 32}, {"F16", 16}, {"BF16", 16}, {"I64", 64}, {"I32", 32}, {"I16", 16}, {"I8", 8}, {"U64", 64},
-           {"U32", 32}, {"U16", 16}, {"U8", 8}, {"BOOL", 8}, {"F8_E4M3", 8}, {"F8_E5M2", 8}}) {
+  for (const auto& [name, bits] : std::vector<std::pair<const char*, uint32_t>>{{"F64", 64},
+                                                                                {"F32", 32},
+                                                                                {"F16", 16},
+                                                                                {"BF16", 16},
+                                                                                {"I64", 64},
+                                                                                {"I32", 32},
+                                                                                {"I16", 16},
+                                                                                {"I8", 8},
+                                                                                {"U64", 64},
+                                                                                {"U32", 32},
+                                                                                {"U16", 16},
+                                                                                {"U8", 8},
+                                                                                {"BOOL", 8},
+                                                                                {"F8_E4M3", 8},
+                                                                                {"F8_E5M2", 8}}) {
     EXPECT_EQ(safetensors_dtype_bits(name), bits) << name;
   }
   EXPECT_EQ(safetensors_dtype_bits("f32"), 0u);
@@ -144,7 +180,8 @@ TEST(Safetensors, WhatIsWrittenInPiecesIsReadBack) {
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.5f;
   const std::vector<uint8_t> flags = {1, 0, 1};
   {
-    SafetensorsWriter writer(path, {{"flags", "BOOL", {3}}, {"ünïcode", "F32", {10, 100}}, {"none", "I64", {0}}}, {{"format", "pt"}});
+    SafetensorsWriter writer(path, {{"flags", "BOOL", {3}}, {"ünïcode", "F32", {10, 100}}, {"none", "I64", {0}}},
+                             {{"format", "pt"}});
     writer.write("ünïcode", 2000, values.data() + 500, 2000);
     writer.write("flags", 0, flags.data(), 3);
     EXPECT_FALSE(std::filesystem::exists(path)) << "visible before it is complete";
@@ -207,7 +244,8 @@ TEST(SafetensorsIndex, PlainNamesAreFollowedAndOthersRefused) {
   for (const char* name : {"../x", "/etc/passwd", "a/b", "", ".", "..", "a\\\\b", "x\\u0000y"}) {
     EXPECT_EQ(read(std::string(R"({"weight_map":{"a":")") + name + "\"}}"), 999u) << name;
   }
-  for (const char* text : {"{}", "[]", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})", R"({"weight_map":{"a":"x","a":"y"}})"}) {
+  for (const char* text :
+       {"{}", "[]", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})", R"({"weight_map":{"a":"x","a":"y"}})"}) {
     EXPECT_EQ(read(text), 999u) << text;
   }
 }

@@ -1,11 +1,11 @@
 // A directory of a test's own that goes away with it.
 #pragma once
 
+#include <stdlib.h>
+
 #include <filesystem>
 #include <stdexcept>
 #include <string>
-
-#include <stdlib.h>
 
 namespace strata {
 

@@ -55,7 +55,8 @@ class Tokens : public ::testing::Test {
     return directory_ / name;
   }
 
-  std::string refusal(const std::string& contents, DataFormat format = DataFormat::automatic, int64_t vocab = 1000, int64_t length = 2) {
+  std::string refusal(const std::string& contents, DataFormat format = DataFormat::automatic, int64_t vocab = 1000,
+                      int64_t length = 2) {
     const std::filesystem::path path = file("f.bin", contents);
     try {
       TokenDataset({.files = {path}, .format = format, .sequence_length = length, .seed = 1, .vocab_size = vocab});
@@ -104,7 +105,8 @@ TEST_F(Tokens, BadFilesAreRefusedWithTheirReason) {
       {"not an llm.c", std::string(2000, 'x'), DataFormat::llmc},
       {"version 2", header({20240520, 2, 3}) + three, DataFormat::automatic},
       {"version 1; with magic number 20240801 only version 7", header({20240801, 1, 3}) + three, DataFormat::automatic},
-      {"states 4 tokens, which take 1032 bytes, but the file has 1030", header({20240520, 1, 4}) + three, DataFormat::automatic},
+      {"states 4 tokens, which take 1032 bytes, but the file has 1030", header({20240520, 1, 4}) + three,
+       DataFormat::automatic},
       {"truncated", header({20240520, 1, -1}) + three, DataFormat::automatic},
       {"another format or damaged", header({20240520, 1, 2}) + three, DataFormat::automatic},
       {"truncated", header({20240520, 1, 3}).substr(0, 600), DataFormat::automatic},
@@ -125,9 +127,11 @@ TEST_F(Tokens, BadFilesAreRefusedWithTheirReason) {
 }
 
 TEST_F(Tokens, TokensOutsideOfTheVocabularyAreFoundWhereverTheyAre) {
-  EXPECT_THAT(refusal(header({20240520, 1, 5}) + packed<uint16_t>({1, 2, 3, 1000, 4})),
-              AllOf(HasSubstr("token 3 has the value 1000"), HasSubstr("vocabulary of 1000"), HasSubstr("offset 1030")));
-  EXPECT_THAT(refusal(bintok_header({2, 4, 3, 1, 0}) + packed<int32_t>({1, 2, -5})), AllOf(HasSubstr("value -5"), HasSubstr("offset 1032")));
+  EXPECT_THAT(
+      refusal(header({20240520, 1, 5}) + packed<uint16_t>({1, 2, 3, 1000, 4})),
+      AllOf(HasSubstr("token 3 has the value 1000"), HasSubstr("vocabulary of 1000"), HasSubstr("offset 1030")));
+  EXPECT_THAT(refusal(bintok_header({2, 4, 3, 1, 0}) + packed<int32_t>({1, 2, -5})),
+              AllOf(HasSubstr("value -5"), HasSubstr("offset 1032")));
   EXPECT_THAT(refusal(packed<uint32_t>({1, 2, 4294967295}), DataFormat::raw32), HasSubstr("token 2"));
   EXPECT_THAT(refusal("abc\x80", DataFormat::text, 128), HasSubstr("token 3 has the value 128"));
   EXPECT_EQ(refusal("abc\x80", DataFormat::text, 256), "accepted");
@@ -140,7 +144,8 @@ TEST_F(Tokens, TokensOutsideOfTheVocabularyAreFoundWhereverTheyAre) {
 TEST_F(Tokens, EveryEpochVisitsEachSampleOnceInAnOrderOfItsOwn) {
   const auto a = file("a", packed<uint16_t>(counting(31))), b = file("b", packed<uint16_t>(counting(3, 500))),
              c = file("c", packed<uint16_t>(counting(26, 100)));
-  const TokenDataset data({.files = {a, b, c}, .format = DataFormat::raw16, .sequence_length = 5, .seed = 9, .vocab_size = 1000});
+  const TokenDataset data(
+      {.files = {a, b, c}, .format = DataFormat::raw16, .sequence_length = 5, .seed = 9, .vocab_size = 1000});
   ASSERT_EQ(data.samples(), 6u + 0u + 5u);
   EXPECT_EQ(data.tokens(), 60u);
   std::vector<std::vector<int32_t>> orders;
@@ -161,8 +166,10 @@ TEST_F(Tokens, EveryEpochVisitsEachSampleOnceInAnOrderOfItsOwn) {
     EXPECT_TRUE(firsts.contains(25) && firsts.contains(100) && firsts.contains(120));
   }
   EXPECT_NE(orders[0], orders[1]);
-  const TokenDataset again({.files = {a, b, c}, .format = DataFormat::raw16, .sequence_length = 5, .seed = 9, .vocab_size = 1000});
-  const TokenDataset other({.files = {a, b, c}, .format = DataFormat::raw16, .sequence_length = 5, .seed = 10, .vocab_size = 1000});
+  const TokenDataset again(
+      {.files = {a, b, c}, .format = DataFormat::raw16, .sequence_length = 5, .seed = 9, .vocab_size = 1000});
+  const TokenDataset other(
+      {.files = {a, b, c}, .format = DataFormat::raw16, .sequence_length = 5, .seed = 10, .vocab_size = 1000});
   bool differs = false;
   for (uint64_t i = 0; i < data.samples(); ++i) {
     std::vector<int32_t> x(5), y(5), z(5), labels(5);
@@ -178,7 +185,8 @@ TEST_F(Tokens, EveryEpochVisitsEachSampleOnceInAnOrderOfItsOwn) {
 // A resumed run must see the same data on any later version, so the order itself is pinned.
 TEST_F(Tokens, TheOrderIsFixed) {
   const auto path = file("a", packed<uint16_t>(counting(21)));
-  const TokenDataset data({.files = {path}, .format = DataFormat::raw16, .sequence_length = 2, .seed = 42, .vocab_size = 100});
+  const TokenDataset data(
+      {.files = {path}, .format = DataFormat::raw16, .sequence_length = 2, .seed = 42, .vocab_size = 100});
   std::vector<int32_t> order;
   for (uint64_t i = 0; i < 10; ++i) {
     int32_t tokens[2], labels[2];
@@ -190,7 +198,8 @@ TEST_F(Tokens, TheOrderIsFixed) {
 
 TEST_F(Tokens, MaskedTokensAreIgnoredAsLabels) {
   // Tokens 0..10; those that count are 3, 4, 8 and 9.
-  const auto path = file("m.bin", bintok_header({2, 4, 11, 100, 1}) + packed<int32_t>(counting(11)) + packed<uint8_t>({0b00011000, 0b00000011}));
+  const auto path = file("m.bin", bintok_header({2, 4, 11, 100, 1}) + packed<int32_t>(counting(11)) +
+                                      packed<uint8_t>({0b00011000, 0b00000011}));
   const TokenDataset data({.files = {path}, .sequence_length = 5, .seed = 1, .vocab_size = 100});
   std::vector<int32_t> tokens(5), labels(5);
   data.sample_at(0, tokens.data(), labels.data());

@@ -1,0 +1,105 @@
+#include "core/file.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "tests/core/scratch_directory.hpp"
+
+namespace strata {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ReadOnlyFile, ReadsWhatIsThereAndRefusesWhatIsNot) {
+  const ScratchDirectory directory;
+  std::ofstream(directory / "f") << "0123456789";
+  const ReadOnlyFile file(directory / "f");
+  EXPECT_EQ(file.size(), 10u);
+  char buffer[4] = {};
+  file.read(3, buffer, 4);
+  EXPECT_EQ(std::string(buffer, 4), "3456");
+  file.read(10, buffer, 0);
+  try {
+    file.read(8, buffer, 4);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_data);
+    EXPECT_THAT(error.what(), HasSubstr("ends at offset 10 where 2 more bytes"));
+  }
+}
+
+TEST(ReadOnlyFile, OnlyRegularFilesAreOpened) {
+  const ScratchDirectory directory;
+  EXPECT_THROW(ReadOnlyFile(directory / "absent"), Error);
+  EXPECT_THROW(ReadOnlyFile(directory.path()), Error);
+  ASSERT_EQ(::mkfifo((directory / "fifo").c_str(), 0600), 0);
+  EXPECT_THROW(ReadOnlyFile(directory / "fifo"), Error) << "and it does not hang";
+}
+
+TEST(AtomicFile, ReplacesTheOldFileOnlyWhenItIsComplete) {
+  const ScratchDirectory directory;
+  std::ofstream(directory / "f") << "old";
+  const auto contents = [&] {
+    std::ifstream in(directory / "f");
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  {
+    AtomicFile file(directory / "f");
+    file.write(0, "new", 3);
+    EXPECT_EQ(contents(), "old");
+  }
+  EXPECT_EQ(contents(), "old");
+  AtomicFile file(directory / "f");
+  file.write(2, "w!", 2);
+  file.write(0, "ne", 2);
+  file.finish();
+  EXPECT_EQ(contents(), "new!");
+  EXPECT_THROW(file.finish(), Error);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);
+  EXPECT_THROW(AtomicFile(directory / "absent/f"), Error);
+}
+
+// In a child process, since the limit cannot be raised again by everybody.
+TEST(AtomicFile, AFullDiskIsResourceExhaustedAndNamesTheFile) {
+  const ScratchDirectory directory;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const struct rlimit limit = {10'000, 10'000};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(3);
+    int found = 0;
+    const std::vector<char> data(20'000);
+    try {
+      AtomicFile file(directory / "f");
+      file.write(0, data.data(), data.size());
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::resource_exhausted && error.where() == (directory / "f").string()) ++found;
+    }
+    try {
+      AtomicFile file(directory / "g");
+      file.preallocate(20'000);
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::resource_exhausted) ++found;
+    }
+    ::_exit(found == 2 && std::filesystem::is_empty(directory.path()) ? 0 : 1);
+  }
+  ASSERT_GT(child, 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 3) GTEST_SKIP() << "the file size limit cannot be set here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+}  // namespace
+}  // namespace strata
