@@ -3,15 +3,14 @@
 // query is a lane, so that softmax needs no sums across lanes, and keys and values are used in the order in which they lie.
 #include "gpu/attention_kernels.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "core/error.hpp"
 #include "gpu/host/host_device.hpp"
+#include "gpu/host/parallel.hpp"
 
 // A tile's accumulators are an array of vectors, which the scalable vectors of these targets do not allow.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -170,6 +169,46 @@ void transpose_block(const float* from, int64_t rows, int64_t columns, float* to
   for (int64_t column = 0; column < columns; ++column) std::fill(to + column * kBlock + rows, to + (column + 1) * kBlock, 0.0f);
 }
 
+/// The part of a block of scores, [keys][queries], that is computed: all of it or, where the block lies on the diagonal, the groups of
+/// kPadding queries from the key's own on.
+struct ScoreBlock {
+  int64_t queries, keys;
+  bool diagonal;
+
+  /// Keys that any query of the group sees.
+  int64_t keys_of_group(int64_t first_query) const { return diagonal ? std::min(keys, first_query + kPadding) : keys; }
+};
+
+/// scores = keys queries^T.
+void multiply_scores(const ScoreBlock& block, int64_t head_dim, RowsView keys, const float* queries_transposed, float* scores) {
+  const int64_t columns = padded(block.queries), step = block.diagonal ? kPadding : block.keys;
+  for (int64_t key = 0; key < block.keys; key += step) {
+    const int64_t first = block.diagonal ? key : 0;
+    block_product(std::min(step, block.keys - key), columns - first, head_dim, {keys.data + key * keys.stride, keys.stride, 1},
+                  queries_transposed + first, kBlock, scores + key * kBlock + first, kBlock, false);
+  }
+}
+
+/// sums, [queries][width], = or += scores^T values.
+void multiply_by_keys(const ScoreBlock& block, int64_t width, const float* scores, RowsView values, float* sums, bool accumulate) {
+  const int64_t step = block.diagonal ? kPadding : block.queries;
+  for (int64_t query = 0; query < block.queries; query += step) {
+    block_product(std::min(step, block.queries - query), width, block.keys_of_group(query), {scores + query, 1, kBlock}, values.data,
+                  values.stride, sums + query * width, width, accumulate);
+  }
+}
+
+/// sums, [keys][width], += scores rows.
+void multiply_by_queries(const ScoreBlock& block, int64_t width, const float* scores, const float* rows, float* sums) {
+  const int64_t step = block.diagonal ? kPadding : block.keys;
+  for (int64_t key = 0; key < block.keys; key += step) {
+    const int64_t first = block.diagonal ? key : 0;
+    if (first >= block.queries) break;
+    block_product(std::min(step, block.keys - key), width, block.queries - first, {scores + key * kBlock + first, kBlock, 1},
+                  rows + first * width, width, sums + key * width, width, true);
+  }
+}
+
 /// Sets the scores that the mask forbids to -infinity; columns are the queries from `first_query`, rows the keys from `first_key`.
 void mask_scores(const AttentionShape& shape, int64_t first_query, int64_t queries, int64_t first_key, int64_t keys, float* scores) {
   const int64_t window = shape.window == 0 ? shape.sequence_length : shape.window;
@@ -187,10 +226,11 @@ void mask_scores(const AttentionShape& shape, int64_t first_query, int64_t queri
 }
 
 /// Online softmax: scores become exp(score - new maximum); maxima and denominators move on, factors rescale older sums.
-void advance_softmax(int64_t queries, int64_t keys, const ForwardScratch& s) {
+void advance_softmax(const ScoreBlock& block, const ForwardScratch& s) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t q = 0; q < queries; q += lanes) {
+  for (int64_t q = 0; q < block.queries; q += lanes) {
+    const int64_t keys = block.keys_of_group(q / kPadding * kPadding);
     const auto before = hn::LoadU(d, s.maxima + q);
     auto maximum = before;
     for (int64_t k = 0; k < keys; ++k) maximum = hn::Max(maximum, hn::LoadU(d, s.scores + k * kBlock + q));
@@ -238,12 +278,13 @@ void forward_task(const AttentionShape& shape, const ForwardTask& task, const Fo
     const RowsView k = view_rows<dtype>(task.qkv, element(first_key, shape.heads + kv_head), stride, keys, head_dim, s.keys);
     const RowsView v =
         view_rows<dtype>(task.qkv, element(first_key, shape.heads + shape.kv_heads + kv_head), stride, keys, head_dim, s.values);
-    block_product(keys, padded(queries), head_dim, {k.data, k.stride, 1}, s.queries, kBlock, s.scores, kBlock, false);
+    const ScoreBlock block{queries, keys, first_key == task.first_query};
+    multiply_scores(block, head_dim, k, s.queries, s.scores);
     mask_scores(shape, task.first_query, queries, first_key, keys, s.scores);
-    advance_softmax(padded(queries), keys, s);
+    advance_softmax(block, s);
     const bool first = first_key == range.begin;
     if (!first) scale_rows(s.sums, queries, width, s.factors);
-    block_product(queries, width, keys, {s.scores, 1, kBlock}, v.data, v.stride, s.sums, width, !first);
+    multiply_by_keys(block, width, s.scores, v, s.sums, !first);
   }
 
   float* const log_sums = task.log_sum_exp + (task.sequence * shape.heads + task.head) * shape.sequence_length + task.first_query;
@@ -257,10 +298,11 @@ void forward_task(const AttentionShape& shape, const ForwardTask& task, const Fo
 }
 
 /// scores become probabilities, d_scores their gradient: p = exp(score - log sum), p (d_p - delta).
-void differentiate_softmax(int64_t queries, int64_t keys, const BackwardScratch& s) {
+void differentiate_softmax(const ScoreBlock& block, const BackwardScratch& s) {
   const FloatTag d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t q = 0; q < queries; q += lanes) {
+  for (int64_t q = 0; q < block.queries; q += lanes) {
+    const int64_t keys = block.keys_of_group(q / kPadding * kPadding);
     const auto log_sum = hn::LoadU(d, s.log_sums + q), delta = hn::LoadU(d, s.deltas + q);
     for (int64_t k = 0; k < keys; ++k) {
       float* const score = s.scores + k * kBlock + q;
@@ -308,13 +350,14 @@ void backward_queries(const AttentionShape& shape, const BackwardTask& task, int
     const RowsView k = view_rows<dtype>(task.qkv, element(first_key, shape.heads + task.kv_head), stride, keys, head_dim, s.keys);
     const RowsView v = view_rows<dtype>(task.qkv, element(first_key, shape.heads + shape.kv_heads + task.kv_head), stride, keys,
                                         head_dim, s.values);
-    block_product(keys, padded(queries), head_dim, {k.data, k.stride, 1}, s.queries_transposed, kBlock, s.scores, kBlock, false);
+    const ScoreBlock block{queries, keys, first_key == first_query};
+    multiply_scores(block, head_dim, k, s.queries_transposed, s.scores);
     mask_scores(shape, first_query, queries, first_key, keys, s.scores);
-    block_product(keys, padded(queries), head_dim, {v.data, v.stride, 1}, s.d_outputs_transposed, kBlock, s.d_scores, kBlock, false);
-    differentiate_softmax(padded(queries), keys, s);
-    block_product(keys, width, queries, {s.scores, kBlock, 1}, s.d_outputs, width, s.d_values + first_key * width, width, true);
-    block_product(keys, width, queries, {s.d_scores, kBlock, 1}, s.queries, width, s.d_keys + first_key * width, width, true);
-    block_product(queries, width, keys, {s.d_scores, 1, kBlock}, k.data, k.stride, s.d_queries, width, first_key != range.begin);
+    multiply_scores(block, head_dim, v, s.d_outputs_transposed, s.d_scores);
+    differentiate_softmax(block, s);
+    multiply_by_queries(block, width, s.scores, s.d_outputs, s.d_values + first_key * width);
+    multiply_by_queries(block, width, s.d_scores, s.queries, s.d_keys + first_key * width);
+    multiply_by_keys(block, width, s.d_scores, k, s.d_queries, first_key != range.begin);
   }
   store_rows<dtype>(s.d_queries, queries, head_dim, shape.scale, task.d_qkv, element(first_query, head), stride);
 }
@@ -376,6 +419,28 @@ void check_shape(const AttentionShape& shape) {
                shape.heads, shape.head_dim, shape.kv_heads, shape.window);
 }
 
+/// Runs `task` for 0 ... tasks - 1, each on whichever thread is free, with that thread's scratch.
+template <typename Task>
+void for_each_task(int64_t tasks, int threads, int64_t scratch_floats, void* workspace, const Task& task) {
+  struct Context {
+    const Task& task;
+    const int64_t tasks, scratch_floats;
+    float* const workspace;
+    std::atomic<int64_t> next = 0;
+  } context{task, tasks, scratch_floats, static_cast<float*>(workspace)};
+  run_team(
+      static_cast<int>(std::min<int64_t>(tasks, std::min(threads, team_threads_max()))),
+      [](void* opaque, int thread) {
+        Context& shared = *static_cast<Context*>(opaque);
+        Scratch scratch(shared.workspace + thread * shared.scratch_floats);
+        for (int64_t i = shared.next++; i < shared.tasks; i = shared.next++) {
+          Scratch mine = scratch;
+          shared.task(i, mine);
+        }
+      },
+      &context);
+}
+
 class HostAttentionKernels final : public AttentionKernels {
  public:
   explicit HostAttentionKernels(int threads) : threads_(threads) {}
@@ -390,21 +455,12 @@ class HostAttentionKernels final : public AttentionKernels {
     check_shape(shape);
     host_enqueue(stream, [=, threads = threads_] {
       const auto one = HWY_DYNAMIC_DISPATCH(ForwardOne);
-      const int64_t blocks = (shape.sequence_length + kBlock - 1) / kBlock;
-      const int64_t tasks = shape.sequences * shape.heads * blocks;
-      const int64_t floats = scratch_floats(shape);
-#pragma omp parallel num_threads(std::min(threads, omp_get_max_threads()))
-      {
-        Scratch scratch(static_cast<float*>(workspace) + omp_get_thread_num() * floats);
-        const ForwardScratch planned(scratch, shape);
+      const int64_t blocks = (shape.sequence_length + kBlock - 1) / kBlock, rows = shape.sequences * shape.heads;
+      for_each_task(rows * blocks, threads, scratch_floats(shape), workspace, [&](int64_t i, Scratch& scratch) {
         // The longest tasks, those of the last queries, go first.
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < tasks; ++i) {
-          const int64_t block = blocks - 1 - i / (shape.sequences * shape.heads), head = i % shape.heads;
-          const int64_t sequence = i / shape.heads % shape.sequences;
-          one(shape, {qkv, output, log_sum_exp, sequence, head, block * kBlock}, planned);
-        }
-      }
+        const int64_t block = blocks - 1 - i / rows, sequence = i % rows / shape.heads, head = i % shape.heads;
+        one(shape, {qkv, output, log_sum_exp, sequence, head, block * kBlock}, ForwardScratch(scratch, shape));
+      });
     });
   }
 
@@ -413,17 +469,10 @@ class HostAttentionKernels final : public AttentionKernels {
     check_shape(shape);
     host_enqueue(stream, [=, threads = threads_] {
       const auto one = HWY_DYNAMIC_DISPATCH(BackwardOne);
-      const int64_t tasks = shape.sequences * shape.kv_heads;
-      const int64_t floats = scratch_floats(shape);
-#pragma omp parallel num_threads(std::min(threads, omp_get_max_threads()))
-      {
-        Scratch scratch(static_cast<float*>(workspace) + omp_get_thread_num() * floats);
-        const BackwardScratch planned(scratch, shape);
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < tasks; ++i) {
-          one(shape, {qkv, output, log_sum_exp, d_output, d_qkv, i / shape.kv_heads, i % shape.kv_heads}, planned);
-        }
-      }
+      for_each_task(shape.sequences * shape.kv_heads, threads, scratch_floats(shape), workspace, [&](int64_t i, Scratch& scratch) {
+        one(shape, {qkv, output, log_sum_exp, d_output, d_qkv, i / shape.kv_heads, i % shape.kv_heads},
+            BackwardScratch(scratch, shape));
+      });
     });
   }
 

@@ -87,6 +87,11 @@ HWY_INLINE void block_product(int64_t rows, int64_t columns, int64_t depth, Left
   for (; column + kTileVectors * lanes <= columns; column += kTileVectors * lanes) {
     product_columns<kTileVectors>(rows, depth, a, b + column, b_stride, c + column, c_stride, accumulate);
   }
+  if constexpr (kTileVectors > 2) {
+    for (; column + 2 * lanes <= columns; column += 2 * lanes) {
+      product_columns<2>(rows, depth, a, b + column, b_stride, c + column, c_stride, accumulate);
+    }
+  }
   for (; column < columns; column += lanes) product_columns<1>(rows, depth, a, b + column, b_stride, c + column, c_stride, accumulate);
 }
 

@@ -1,6 +1,6 @@
 #include "gpu/host/matrix_kernels_convert.hpp"
 
-#include <algorithm>
+#include "gpu/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "gpu/host/matrix_kernels_convert.cpp"
@@ -55,20 +55,18 @@ namespace {
 HWY_EXPORT(WidenPart);
 HWY_EXPORT(NarrowPart);
 
-constexpr int64_t kChunk = 1 << 14;
+constexpr int64_t kGrain = 1 << 12;  // elements; worth a thread of its own
 
 }  // namespace
 
 void widen(DType dtype, const void* from, float* to, int64_t elements) {
   const auto part = HWY_DYNAMIC_DISPATCH(WidenPart);
-#pragma omp parallel for schedule(static)
-  for (int64_t first = 0; first < elements; first += kChunk) part(dtype, from, to, first, std::min(elements, first + kChunk));
+  parallel_for(elements, kGrain, [&](int64_t first, int64_t last) { part(dtype, from, to, first, last); });
 }
 
 void narrow(DType dtype, const float* from, void* to, int64_t elements) {
   const auto part = HWY_DYNAMIC_DISPATCH(NarrowPart);
-#pragma omp parallel for schedule(static)
-  for (int64_t first = 0; first < elements; first += kChunk) part(dtype, from, to, first, std::min(elements, first + kChunk));
+  parallel_for(elements, kGrain, [&](int64_t first, int64_t last) { part(dtype, from, to, first, last); });
 }
 
 }  // namespace strata::gpu
