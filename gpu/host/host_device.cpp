@@ -120,7 +120,11 @@ void HostDevice::fill(Stream& stream, void* destination, uint8_t value, uint64_t
 
 void HostDevice::call_host(Stream& stream, std::function<void()> function) { host_stream(stream).enqueue(std::move(function)); }
 
-RowKernels& HostDevice::rows() { throw Error(ErrorCode::unsupported, "row kernels of the host device"); }
+RowKernels& HostDevice::rows() {
+  const std::lock_guard lock(mutex_);
+  if (kernels_->rows == nullptr) kernels_->rows = make_host_row_kernels(info_);
+  return *kernels_->rows;
+}
 
 MatrixKernels& HostDevice::matrices() {
   const std::lock_guard lock(mutex_);

@@ -1,0 +1,43 @@
+// Softmax cross-entropy of one row of logits, over a lane context (gpu/kernels/lanes.hpp).
+#if defined(STRATA_GPU_KERNELS_LOSS_INL) == defined(HWY_TARGET_TOGGLE)
+#ifdef STRATA_GPU_KERNELS_LOSS_INL
+#undef STRATA_GPU_KERNELS_LOSS_INL
+#else
+#define STRATA_GPU_KERNELS_LOSS_INL
+#endif
+
+#include <cmath>
+
+#include "gpu/kernels/lanes.hpp"
+#include "gpu/kernels/numbers-inl.hpp"
+
+STRATA_KERNELS_BEGIN
+
+/// *loss = log(sum of e^logits) - logits[label]. d_logits, unless null: scale * (softmax - onehot); it may be `logits`.
+/// A label outside [0, columns) that is not kIgnoredLabel gives NaN: nothing outside the row is read.
+template <class T, class G, class Lanes>
+STRATA_KERNEL void cross_entropy_row(const Lanes& lanes, int64_t columns, const T* logits, int32_t label, float scale, double* loss,
+                                     G* d_logits) {
+  if (label == kIgnoredLabel) {
+    if (lanes.lane() == 0) *loss = 0.0;
+    if (d_logits != nullptr) lanes.for_each(columns, [=](int64_t i) { d_logits[i] = from_float<G>(0.0f); });
+    return;
+  }
+  const bool valid = label >= 0 && label < columns;
+  // Read before the reductions, so before any lane writes.
+  const float at_label = valid ? to_float(logits[label]) : __builtin_nanf("");
+  const float largest = lanes.max(columns, [=](int64_t i) { return to_float(logits[i]); });
+  const float sum = lanes.sum(columns, [=](int64_t i) { return exp(to_float(logits[i]) - largest); });
+  if (lanes.lane() == 0) {
+    *loss = std::log(static_cast<double>(sum)) - (static_cast<double>(at_label) - static_cast<double>(largest));
+  }
+  if (d_logits == nullptr) return;
+  const float factor = valid ? scale / sum : __builtin_nanf("");
+  lanes.for_each(columns, [=](int64_t i) { d_logits[i] = from_float<G>(factor * exp(to_float(logits[i]) - largest)); });
+  if (valid && label % lanes.lanes() == lanes.lane()) {
+    d_logits[label] = from_float<G>(factor * exp(at_label - largest) - scale);
+  }
+}
+
+STRATA_KERNELS_END
+#endif
