@@ -163,24 +163,26 @@ struct Options {
 void run(const Format& format, uint64_t elements, int threads, const Options& options, char* memory) {
   const AdamTile whole = lay_out(format, memory, elements);
   fill(format, whole);
-  const uint64_t tile_elements = options.tile_elements ? options.tile_elements : elements;
-  const auto for_tiles = [&](auto&& work) {
-    for (uint64_t first = 0; first < elements; first += tile_elements)
-      work(cpu_adam::slice(whole, first, std::min(tile_elements, elements - first)));
-  };
+  const uint64_t tile_elements = options.tile_elements ? std::min(options.tile_elements, elements) : elements;
+  std::vector<AdamTile> tiles;
+  for (uint64_t first = 0; first < elements; first += tile_elements)
+    tiles.push_back(cpu_adam::slice(whole, first, std::min(tile_elements, elements - first)));
   AdamUpdater updater(threads);
   PatternThreads pattern(threads);
-  const auto run_pattern = [&] { for_tiles([&](const AdamTile& tile) { pattern.touch(tile); }); };
-  const auto run_update = [&] { for_tiles([&](const AdamTile& tile) { updater.update(tile); }); };
-  run_pattern();
-  run_update();
+  const auto ns_of = [](double seconds, const AdamTile& tile) { return seconds * 1e9 / static_cast<double>(tile.elements); };
   std::vector<double> limits, updates, ratios;
-  for (int round = 0; round < options.rounds; ++round) {
-    const double limit = seconds(run_pattern) * 1e9 / static_cast<double>(elements);
-    const double update = seconds(run_update) * 1e9 / static_cast<double>(elements);
-    limits.push_back(limit);
-    updates.push_back(update);
-    ratios.push_back(update / limit);
+  for (int round = -1; round < options.rounds; ++round) {
+    std::vector<double> limit, update;  // of each tile
+    for (size_t i = 0; i < tiles.size(); ++i) {
+      // The update takes another tile than the pattern just had: that one is still in the cache.
+      const AdamTile& other = tiles[(i + tiles.size() / 2) % tiles.size()];
+      limit.push_back(ns_of(seconds([&] { pattern.touch(tiles[i]); }), tiles[i]));
+      update.push_back(ns_of(seconds([&] { updater.update(other); }), other));
+    }
+    if (round < 0) continue;  // warm-up
+    limits.push_back(median(limit));
+    updates.push_back(median(update));
+    ratios.push_back(updates.back() / limits.back());
   }
   const auto [least, most] = std::minmax_element(ratios.begin(), ratios.end());
   std::printf("%-7s %8.1f %7d %10.3f %10.3f %9.1f %8.3f  (%.3f - %.3f)\n", format.name,
@@ -195,7 +197,7 @@ int main_function(int count, char** arguments) {
   app.add_option("--millions", options.millions, "parameters, in millions")->capture_default_str();
   app.add_option("--threads", options.threads, "thread counts (default: 1 and all)");
   app.add_option("--formats", options.formats, "of: fp32 split master fp16 (default: all)");
-  app.add_option("--tile", options.tile_elements, "elements a call (default: all at once)");
+  app.add_option("--tile", options.tile_elements, "elements a call, alternating tile by tile (default: all at once)");
   app.add_option("--rounds", options.rounds)->capture_default_str()->check(CLI::Range(1, 1000));
   CLI11_PARSE(app, count, arguments);
   if (options.threads.empty()) {

@@ -7,13 +7,13 @@
 #include "cpu_adam/float_environment.hpp"
 #include "cpu_adam/formats.hpp"
 #include "cpu_adam/kernels.hpp"
-#include "cpu_adam/thread_arenas.hpp"
+#include "cpu_adam/thread_team.hpp"
 
 namespace strata {
 namespace {
 
 using cpu_adam::DefaultFloatEnvironment;
-using cpu_adam::ThreadArenas;
+using cpu_adam::ThreadTeam;
 
 void check_tile(const AdamTile& tile) {
   if (tile.elements == 0) return;
@@ -67,8 +67,8 @@ void adam_update_serial(const AdamTile& tile) {
 
 struct AdamUpdater::Implementation {
   explicit Implementation(int threads)
-      : arenas(numa_nodes(), threads == 0 ? usable_processor_count() : threads, cpu_adam::Pinning::node) {}
-  ThreadArenas arenas;
+      : team(numa_nodes(), threads == 0 ? usable_processor_count() : threads, cpu_adam::Pinning::node) {}
+  ThreadTeam team;
 };
 
 AdamUpdater::AdamUpdater(int threads) : implementation_(std::make_unique<Implementation>(threads)) {}
@@ -76,13 +76,13 @@ AdamUpdater::~AdamUpdater() = default;
 
 void AdamUpdater::update(const AdamTile& tile) {
   check_tile(tile);
-  implementation_->arenas.for_chunks(tile.elements, [&](uint64_t first, uint64_t count) {
+  implementation_->team.for_chunks(tile.elements, [&](uint64_t first, uint64_t count) {
     const DefaultFloatEnvironment environment;
     cpu_adam::update_vectorized(cpu_adam::slice(tile, first, count));
   });
 }
 
-int AdamUpdater::threads() const { return implementation_->arenas.threads(); }
+int AdamUpdater::threads() const { return implementation_->team.threads(); }
 std::string AdamUpdater::instruction_set() { return cpu_adam::vector_instruction_set(); }
 
 }  // namespace strata

@@ -65,7 +65,7 @@ void adam_update_scalar(const AdamTile& tile);
 /// The update on the calling thread alone, with the widest vectors that this processor has.
 void adam_update_serial(const AdamTile& tile);
 
-/// The vectorized update on its own threads (an arena per NUMA node; the count comes from the affinity mask unless given,
+/// The vectorized update on its own threads (shared out over the NUMA nodes; the count comes from the affinity mask unless given,
 /// never from an environment variable). The bits do not depend on the thread count, the split into tiles, or the ISA.
 class AdamUpdater {
  public:
