@@ -1,5 +1,7 @@
 #include "bench/stream_patterns.hpp"
 
+#include <type_traits>
+
 #include "cpu_adam/formats.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,8 +17,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr uint64_t kLineBytes = 64;
 constexpr uint64_t kBlockElements = 64;
 constexpr uint64_t kPrefetchElements = 512;
-using Bytes = hn::CappedTag<uint8_t, kLineBytes>;
-using Vector = hn::Vec<Bytes>;
+// Vectors of as many elements as the update takes at once, of 32 or of 16 bits.
+using Words = hn::CappedTag<uint32_t, 16>;
+using Halves = hn::Rebind<uint16_t, Words>;
+template <uint64_t kEach>
+using Tag = std::conditional_t<kEach == 4, Words, Halves>;
+template <uint64_t kEach>
+using Vector = hn::Vec<Tag<kEach>>;
 
 template <uint64_t kEach>
 HWY_INLINE void prefetch_block(const void* array, uint64_t i) {
@@ -25,28 +32,25 @@ HWY_INLINE void prefetch_block(const void* array, uint64_t i) {
 }
 
 template <uint64_t kEach>
-HWY_INLINE Vector read_block(const void* array, uint64_t i) {
-  const Bytes d;
-  auto sum = hn::Zero(d);
-  for (uint64_t byte = 0; byte < kBlockElements * kEach; byte += hn::Lanes(d))
-    sum = hn::Or(sum, hn::LoadU(d, static_cast<const uint8_t*>(array) + i * kEach + byte));
-  return sum;
+HWY_INLINE Vector<kEach> read(const void* array, uint64_t i) {
+  return hn::LoadU(Tag<kEach>(), static_cast<const hn::TFromD<Tag<kEach>>*>(array) + i);
 }
 
 template <uint64_t kEach>
-HWY_INLINE void mix_block(void* array, uint64_t i, Vector with) {
-  const Bytes d;
-  for (uint64_t byte = 0; byte < kBlockElements * kEach; byte += hn::Lanes(d)) {
-    uint8_t* const at = static_cast<uint8_t*>(array) + i * kEach + byte;
-    hn::StoreU(hn::Xor(hn::LoadU(d, at), with), d, at);
-  }
+HWY_INLINE void write(Vector<kEach> value, void* array, uint64_t i) {
+  hn::StoreU(value, Tag<kEach>(), static_cast<hn::TFromD<Tag<kEach>>*>(array) + i);
 }
 
 template <uint64_t kEach>
-HWY_INLINE void write_block(void* array, uint64_t i, Vector value) {
-  const Bytes d;
-  for (uint64_t byte = 0; byte < kBlockElements * kEach; byte += hn::Lanes(d))
-    hn::StoreU(value, d, static_cast<uint8_t*>(array) + i * kEach + byte);
+HWY_INLINE void mix(void* array, uint64_t i, Vector<kEach> with) {
+  write<kEach>(hn::Xor(read<kEach>(array, i), with), array, i);
+}
+
+template <uint64_t kTo, uint64_t kFrom>
+HWY_INLINE Vector<kTo> convert(Vector<kFrom> from) {
+  if constexpr (kTo == kFrom) return from;
+  if constexpr (kTo < kFrom) return hn::TruncateTo(Halves(), from);
+  if constexpr (kTo > kFrom) return hn::PromoteTo(Words(), from);
 }
 
 template <class F>
@@ -55,22 +59,25 @@ void touch(const AdamTile& given) {
   constexpr uint64_t kParameter = size_bytes(F::kParameter), kGradient = size_bytes(F::kGradient);
   constexpr uint64_t kMaster = F::kSplit ? 2 : 4;
   // Zero, but not to the compiler: the state keeps its values and no load can be left out.
-  static volatile uint8_t zero = 0;
-  const Vector mask = hn::Set(Bytes(), zero);
-  for (uint64_t i = 0; i + kBlockElements <= tile.elements; i += kBlockElements) {
-    prefetch_block<kGradient>(tile.gradient, i);
-    prefetch_block<kParameter>(tile.parameter, i);
-    if constexpr (F::kMaster != MasterFormat::parameter) prefetch_block<kMaster>(tile.master, i);
-    prefetch_block<4>(tile.momentum, i);
-    prefetch_block<4>(tile.variance, i);
-    const Vector with = hn::And(read_block<kGradient>(tile.gradient, i), mask);
-    mix_block<4>(tile.momentum, i, with);
-    mix_block<4>(tile.variance, i, with);
-    if constexpr (F::kMaster != MasterFormat::parameter) mix_block<kMaster>(tile.master, i, with);
-    if constexpr (F::kMaster == MasterFormat::fp32)
-      write_block<kParameter>(tile.parameter, i, with);
-    else
-      mix_block<kParameter>(tile.parameter, i, with);
+  static volatile uint16_t zero = 0;
+  const Vector<kGradient> mask = hn::Set(Tag<kGradient>(), zero);
+  const uint64_t lanes = hn::Lanes(Words());
+  for (uint64_t block = 0; block + kBlockElements <= tile.elements; block += kBlockElements) {
+    prefetch_block<kGradient>(tile.gradient, block);
+    prefetch_block<kParameter>(tile.parameter, block);
+    if constexpr (F::kMaster != MasterFormat::parameter) prefetch_block<kMaster>(tile.master, block);
+    prefetch_block<4>(tile.momentum, block);
+    prefetch_block<4>(tile.variance, block);
+    for (uint64_t i = block; i < block + kBlockElements; i += lanes) {
+      const auto with = hn::And(read<kGradient>(tile.gradient, i), mask);
+      mix<4>(tile.momentum, i, convert<4, kGradient>(with));
+      mix<4>(tile.variance, i, convert<4, kGradient>(with));
+      if constexpr (F::kMaster != MasterFormat::parameter) mix<kMaster>(tile.master, i, convert<kMaster, kGradient>(with));
+      if constexpr (F::kMaster == MasterFormat::fp32)
+        write<kParameter>(convert<kParameter, kGradient>(with), tile.parameter, i);
+      else
+        mix<kParameter>(tile.parameter, i, convert<kParameter, kGradient>(with));
+    }
   }
 }
 

@@ -42,6 +42,15 @@ HWY_INLINE WordVector bf16_from(FloatVector value) {
   return hn::IfThenElse(is_nan, quiet, hn::ShiftRight<16>(hn::Add(bits, hn::Set(d, 0x8000u))));
 }
 
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+// These processors convert in one instruction, by the rules of core/dtype.hpp.
+HWY_INLINE WordVector f16_from(FloatVector value) {
+  return hn::PromoteTo(Words(), hn::BitCast(Halves(), hn::DemoteTo(hn::Rebind<hwy::float16_t, Floats>(), value)));
+}
+HWY_INLINE FloatVector load_f16(const uint16_t* from) {
+  return hn::PromoteTo(Floats(), hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), hn::LoadU(Halves(), from)));
+}
+#else
 HWY_INLINE WordVector f16_from(FloatVector value) {
   const Words d;
   const auto bits = hn::BitCast(d, value);
@@ -71,15 +80,17 @@ HWY_INLINE FloatVector float_from_f16_words(WordVector half) {
   result = hn::IfThenElse(greater(magnitude, hn::Set(d, 0x7bffu)), hn::Or(shifted, hn::Set(d, 0x7f800000u)), result);
   return hn::BitCast(Floats(), hn::Or(sign, result));
 }
+HWY_INLINE FloatVector load_f16(const uint16_t* from) { return float_from_f16_words(load_words(from)); }
+#endif
 
 template <DType kDType>
 HWY_INLINE FloatVector load_floats(const void* array, uint64_t i) {
   if constexpr (kDType == DType::f32) {
     return hn::LoadU(Floats(), static_cast<const float*>(array) + i);
   } else {
-    const auto words = load_words(static_cast<const uint16_t*>(array) + i);
-    if constexpr (kDType == DType::bf16) return hn::BitCast(Floats(), hn::ShiftLeft<16>(words));
-    if constexpr (kDType == DType::f16) return float_from_f16_words(words);
+    const auto* const from = static_cast<const uint16_t*>(array) + i;
+    if constexpr (kDType == DType::bf16) return hn::BitCast(Floats(), hn::ShiftLeft<16>(load_words(from)));
+    if constexpr (kDType == DType::f16) return load_f16(from);
   }
 }
 
