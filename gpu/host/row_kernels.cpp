@@ -2,6 +2,7 @@
 #include "gpu/row_kernels.hpp"
 
 #include "core/layout.hpp"
+#include "cpu_adam/formats.hpp"
 #include "gpu/host/host_device.hpp"
 #include "gpu/host/parallel.hpp"
 #include "gpu/host/row_ranges.hpp"
@@ -174,25 +175,10 @@ class HostRowKernels final : public RowKernels {
   void adamw(Stream& stream, const AdamTile& tile) override {
     host_enqueue(stream, [=] {
       parallel_for(static_cast<int64_t>(tile.elements), kGrainElements,
-                   [&](int64_t begin, int64_t end) { adam_update_serial(part_of(tile, begin, end)); });
+                   [&](int64_t begin, int64_t end) {
+                     adam_update_serial(cpu_adam::slice(tile, static_cast<uint64_t>(begin), static_cast<uint64_t>(end - begin)));
+                   });
     });
-  }
-
- private:
-  static AdamTile part_of(AdamTile tile, int64_t begin, int64_t end) {
-    const auto advance = [begin](auto* array, uint64_t element_bytes) {
-      using Array = decltype(array);
-      using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Array>>, const std::byte, std::byte>;
-      if (array == nullptr) return array;
-      return reinterpret_cast<Array>(reinterpret_cast<Byte*>(array) + static_cast<uint64_t>(begin) * element_bytes);
-    };
-    tile.parameter = advance(tile.parameter, size_bytes(tile.parameter_dtype));
-    tile.master = advance(tile.master, tile.master_format == MasterFormat::split ? sizeof(uint16_t) : sizeof(float));
-    tile.momentum += begin;
-    tile.variance += begin;
-    tile.gradient = advance(tile.gradient, size_bytes(tile.gradient_dtype));
-    tile.elements = static_cast<uint64_t>(end - begin);
-    return tile;
   }
 };
 

@@ -23,9 +23,9 @@ STRATA_KERNEL_INLINE ActivationValue gelu_tanh(float x) {
   // Beyond 16 the sigmoid is 0 or 1 and the cube may only not overflow.
   const float bounded = clamp(x, -16.0f, 16.0f);
   const float square = bounded * bounded;
-  const float s = sigmoid(kTwiceRoot * bounded * (1.0f + kCubic * square));
+  const Sigmoid s = sigmoid(kTwiceRoot * bounded * (1.0f + kCubic * square));
   const float slope = kTwiceRoot * (1.0f + 3.0f * kCubic * square);
-  return {x * s, s + bounded * s * (1.0f - s) * slope};
+  return {x * s.value, s.value + bounded * s.value * s.complement * slope};
 }
 
 STRATA_KERNEL_INLINE ActivationValue gelu_erf(float x) {
@@ -34,8 +34,8 @@ STRATA_KERNEL_INLINE ActivationValue gelu_erf(float x) {
 }
 
 STRATA_KERNEL_INLINE ActivationValue silu(float x) {
-  const float s = sigmoid(x);
-  return {x * s, s * (1.0f + x * (1.0f - s))};
+  const Sigmoid s = sigmoid(x);
+  return {x * s.value, s.value * (1.0f + x * s.complement)};
 }
 
 STRATA_KERNEL_INLINE ActivationValue relu(float x) { return {choose(x < 0.0f, 0.0f, x), choose(x > 0.0f, 1.0f, 0.0f)}; }

@@ -26,6 +26,7 @@ STRATA_KERNEL_INLINE uint32_t choose(bool condition, uint32_t a, uint32_t b) {
   return (a & mask) | (b & ~mask);
 }
 STRATA_KERNEL_INLINE float choose(bool condition, float a, float b) { return float_of(choose(condition, bits_of(a), bits_of(b))); }
+STRATA_KERNEL_INLINE float magnitude_of(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
 /// A NaN stays.
 STRATA_KERNEL_INLINE float clamp(float x, float low, float high) {
   const float raised = choose(x < low, low, x);
@@ -98,7 +99,17 @@ STRATA_KERNEL_INLINE float exp(float x) {
   return p * first * second;
 }
 
-STRATA_KERNEL_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+/// 1 / (1 + e^-x), and 1 minus it, which has digits of its own where the first is close to 1.
+struct Sigmoid {
+  float value;
+  float complement;
+};
+STRATA_KERNEL_INLINE Sigmoid sigmoid(float x) {
+  const float e = exp(-magnitude_of(x));  // at most 1, so nothing overflows
+  const float larger = 1.0f / (1.0f + e);
+  const float smaller = e * larger;
+  return {choose(x < 0.0f, smaller, larger), choose(x < 0.0f, larger, smaller)};
+}
 
 /// The distribution function of the standard normal and its density.
 struct Normal {
@@ -108,7 +119,7 @@ struct Normal {
 /// The lower tail is exp(-x^2/2) t P(t) with t = 1 / (1 + 0.3 |x|): a minimax fit of relative error 4e-9, so that
 /// the tail keeps its digits where 1 + erf would lose them.
 STRATA_KERNEL_INLINE Normal normal(float x) {
-  const float a = float_of(bits_of(x) & 0x7fffffffu);
+  const float a = magnitude_of(x);
   const float e = exp(-0.5f * a * a);
   const float t = 1.0f / (1.0f + 0.3f * a);
   float p = -0.0206234828f;

@@ -4,6 +4,9 @@
 namespace strata::gpu {
 namespace {
 
+class RowNorms : public EveryInstructionSet {};
+STRATA_EVERY_INSTRUCTION_SET(RowNorms);
+
 struct Shape {
   int64_t rows, columns, padding;  // x's stride is columns + padding
 };
@@ -132,19 +135,19 @@ void check_norm(bool centered, DType dtype, Shape shape) {
   if (centered) expect_close(got.d_bias, d_bias, 2, 100, "d_bias");
 }
 
-TEST(RowNorms, RmsNormAndItsGradientsMatchDouble) {
+TEST_P(RowNorms, RmsNormAndItsGradientsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     for (const Shape& shape : kShapes) check_norm(false, dtype, shape);
   }
 }
 
-TEST(RowNorms, LayerNormAndItsGradientsMatchDouble) {
+TEST_P(RowNorms, LayerNormAndItsGradientsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     for (const Shape& shape : kShapes) check_norm(true, dtype, shape);
   }
 }
 
-TEST(RowNorms, RmsNormRoundsBeforeTheWeightAsHuggingFaceDoes) {
+TEST_P(RowNorms, RmsNormRoundsBeforeTheWeightAsHuggingFaceDoes) {
   // x * rstd = 1.00390625 lies between the bf16 numbers 1 and 1.0078125; which one it becomes shows in the product with 3.
   const Array x = Array::of(DType::bf16, {1.0, 1.0}), weight = Array::of(DType::bf16, {3.0, 3.0});
   Machine m(1);
@@ -157,7 +160,7 @@ TEST(RowNorms, RmsNormRoundsBeforeTheWeightAsHuggingFaceDoes) {
   EXPECT_NE(float_from_bf16(bf16_from_float(3 * m.get(rstd, 1)[0])), 3 * stored) << "the case does not tell the two apart";
 }
 
-TEST(RowNorms, NormsRunInPlace) {
+TEST_P(RowNorms, NormsRunInPlace) {
   for (const DType dtype : kAllDTypes) {
     constexpr int64_t kRows = 9, kColumns = 37;
     const Rows rows{kRows, kColumns, kColumns};
@@ -179,7 +182,7 @@ TEST(RowNorms, NormsRunInPlace) {
   }
 }
 
-TEST(RowNorms, ColumnSumsMatchDouble) {
+TEST_P(RowNorms, ColumnSumsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     for (const Shape& shape : {Shape{1, 1, 0}, Shape{33, 5, 3}, Shape{100, 1500, 0}}) {
       const int64_t stride = shape.columns + shape.padding;
