@@ -11,6 +11,13 @@
 namespace strata::gpu {
 namespace {
 
+/// With linear and dynamic RoPE scaling a model's positions are those before scaling: the files of such models keep them.
+int64_t longest_sequence(const ModelDescription& model) {
+  const bool scaled = model.rope.scaling == RopeConfig::Scaling::linear || model.rope.scaling == RopeConfig::Scaling::dynamic;
+  const double longest = static_cast<double>(model.max_positions) * (scaled ? model.rope.factor : 1.0);
+  return static_cast<int64_t>(longest);
+}
+
 void check_options(const ModelDescription& model, const ModelLayout& layout, const EngineOptions& options) {
   STRATA_CHECK(layout.units.size() == static_cast<size_t>(model.layers) + 2, "{} units for {} layers", layout.units.size(),
                model.layers);
@@ -19,11 +26,11 @@ void check_options(const ModelDescription& model, const ModelLayout& layout, con
                 fmt::format("a micro-batch of {} sequences of {} tokens", options.micro_batch_size, options.sequence_length),
                 "batch.micro_batch_size, data.sequence_length", "give both a positive value");
   }
-  if (options.sequence_length > model.max_positions) {
+  if (options.sequence_length > longest_sequence(model)) {
     throw Error(ErrorCode::invalid_configuration,
                 fmt::format("sequences of {} tokens are longer than the {} positions of the model", options.sequence_length,
-                            model.max_positions),
-                "data.sequence_length", fmt::format("at most {}", model.max_positions));
+                            longest_sequence(model)),
+                "data.sequence_length", fmt::format("at most {}", longest_sequence(model)));
   }
 }
 

@@ -28,7 +28,9 @@ using UnitBuffers = std::vector<std::vector<float>>;
 
 struct Model {
   explicit Model(const fs::path& path)
-      : directory(path), description(read_model_description(path)), layout(make_layout(description)),
+      : directory(path),
+        description(read_model_description(path)),
+        layout(make_layout(description)),
         weights(path, description, layout) {}
 
   UnitBuffers read() const {
@@ -247,7 +249,8 @@ TEST(HfRoundTripFiles, AnUnfinishedExportIsNotTakenForAModel) {
   const ScratchDirectory temporary;
   const Model source(vectors("llama_tied"));
   {
-    HfWriter writer(temporary / "out", source.layout, {.dtype = DType::f32, .dtype_of = {}, .source = source.directory});
+    HfWriter writer(temporary / "out", source.layout,
+                    {.dtype = DType::f32, .dtype_of = {}, .source = source.directory});
     const auto values = random_values(source.layout, 8);
     writer.write_from_float(0, {0, values[0].size()}, values[0].data());
     EXPECT_THROW(writer.finish(), Error);  // the other units were never written

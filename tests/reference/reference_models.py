@@ -37,7 +37,7 @@ VARIANTS = {
     "llama_rope_dynamic": (llama(**WIDE_HEADS, max_position_embeddings=16, rope_scaling=dict(
         rope_type="dynamic", factor=2.0)), {}),
     "llama_rope_yarn": (llama(**WIDE_HEADS, max_position_embeddings=128, rope_theta=1000.0, rope_scaling=dict(
-        rope_type="yarn", factor=4.0, beta_fast=4.0, beta_slow=0.5, original_max_position_embeddings=32)), {}),
+        rope_type="yarn", factor=4.0, beta_fast=2.0, beta_slow=0.25, original_max_position_embeddings=32)), {}),
     "llama_attention_bias": (llama(num_key_value_heads=2, attention_bias=True), {}),
     "llama_mlp_bias": (llama(num_key_value_heads=2, mlp_bias=True), {}),
     "mistral_window": (MistralConfig(**{**LLAMA, "num_key_value_heads": 2}, head_dim=8, sliding_window=7), {}),
