@@ -1,0 +1,41 @@
+#include <memory>
+
+#include "cli/commands.hpp"
+#include "cli/console.hpp"
+#include "cli/facts.hpp"
+#include "core/safetensors.hpp"
+#include "scheduler/checkpoint.hpp"
+
+namespace strata::cli {
+
+namespace {
+
+struct ExportArguments {
+  std::string checkpoint, out;
+};
+
+void run(const ExportArguments& arguments) {
+  const std::filesystem::path checkpoint = scheduler::resolve_checkpoint(arguments.checkpoint);
+  const scheduler::CheckpointInfo info = scheduler::read_checkpoint_info(checkpoint);
+  narrate(fmt::format("exporting {} (step {})", checkpoint.string(), info.record.step));
+  ProgressLine progress("export");
+  scheduler::export_checkpoint(checkpoint, arguments.out, [&](uint64_t done, uint64_t total) { progress.show(done, total); });
+  uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(arguments.out))
+    if (entry.path().extension() == ".safetensors") bytes += entry.file_size();
+  print_facts({{"model", arguments.out}, {"checkpoint", checkpoint.string()}, {"step", info.record.step}, {"weights_bytes", bytes}},
+              /*json=*/false);
+}
+
+}  // namespace
+
+void add_export(CLI::App& app) {
+  auto arguments = std::make_shared<ExportArguments>();
+  CLI::App* command = app.add_subcommand("export", "Write a Hugging Face model directory from a checkpoint");
+  command->add_option("checkpoint", arguments->checkpoint,
+                      "A checkpoint, a checkpoints/ folder or a run directory (then the newest checkpoint)")->required();
+  command->add_option("out", arguments->out, "The directory to make; it must be new or empty")->required();
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace strata::cli

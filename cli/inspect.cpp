@@ -1,0 +1,62 @@
+#include <map>
+#include <memory>
+
+#include "cli/commands.hpp"
+#include "cli/inspectors.hpp"
+#include "cli/path_kind.hpp"
+
+namespace strata::cli {
+
+namespace {
+
+const std::map<std::string, DataFormat> kFormats = {
+    {"auto", DataFormat::automatic}, {"llmc", DataFormat::llmc},   {"bintok", DataFormat::bintok},
+    {"raw16", DataFormat::raw16},    {"raw32", DataFormat::raw32}, {"text", DataFormat::text}};
+
+struct InspectArguments {
+  std::string path;
+  std::string format;
+  bool json = false;
+};
+
+Facts inspect(const NamedPath& named, DataFormat format) {
+  switch (named.kind) {
+    case PathKind::model_directory: return inspect_model_directory(named.path);
+    case PathKind::model_config: return inspect_model_config(named.path);
+    case PathKind::safetensors: return inspect_safetensors(named.path);
+    case PathKind::safetensors_index: return inspect_safetensors_index(named.path);
+    case PathKind::tokens: return inspect_tokens(named.path, format);
+    case PathKind::checkpoint: return inspect_checkpoint(named.path);
+    case PathKind::checkpoints_folder: return inspect_checkpoints_folder(named.path);
+    case PathKind::run_directory: return inspect_run_directory(named.path);
+    case PathKind::store_directory: return inspect_store_directory(named.path);
+    case PathKind::run_config: return inspect_run_config(named.path);
+    case PathKind::metrics: return inspect_metrics(named.path);
+  }
+  return {};
+}
+
+void run(const InspectArguments& arguments) {
+  // A format that is named says that the file is one of tokens, whatever it looks like.
+  NamedPath named{PathKind::tokens, arguments.path};
+  if (arguments.format.empty()) named = identify(arguments.path);
+  Facts facts = {{"kind", to_string(named.kind)}, {"path", named.path.string()}};
+  facts.update(inspect(named, arguments.format.empty() ? DataFormat::automatic : kFormats.at(arguments.format)));
+  print_facts(facts, arguments.json);
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  auto arguments = std::make_shared<InspectArguments>();
+  CLI::App* command = app.add_subcommand("inspect", "Tell what a model, token file, checkpoint, run or store holds");
+  command->add_option("path", arguments->path,
+                      "A model directory, config.json, .safetensors file, token file, checkpoint, checkpoints/ folder, run "
+                      "directory or NVMe directory")->required();
+  command->add_option("--format", arguments->format, "The format of a token file; needed for files without a header")
+      ->check(CLI::IsMember(kFormats));
+  command->add_flag("--json", arguments->json, "Print JSON");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace strata::cli

@@ -1,0 +1,233 @@
+// What `strata inspect` tells of models, weights and token files.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "cli/console.hpp"
+#include "cli/inspectors.hpp"
+#include "core/error.hpp"
+#include "core/hf_weights.hpp"
+#include "core/json.hpp"
+#include "core/model.hpp"
+#include "core/safetensors.hpp"
+#include "core/tokens.hpp"
+#include "scheduler/state_format.hpp"
+
+namespace strata::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const char* name_of(RopeConfig::Scaling scaling) {
+  switch (scaling) {
+    case RopeConfig::Scaling::none: return "none";
+    case RopeConfig::Scaling::linear: return "linear";
+    case RopeConfig::Scaling::dynamic: return "dynamic";
+    case RopeConfig::Scaling::llama3: return "llama3";
+    case RopeConfig::Scaling::yarn: return "yarn";
+  }
+  return "?";
+}
+
+/// Units in order; neighbours that are alike share a row.
+Facts unit_rows(const ModelLayout& layout) {
+  Facts rows = Facts::array();
+  for (size_t first = 0; first < layout.units.size();) {
+    const UnitLayout& unit = layout.units[first];
+    size_t end = first + 1;
+    while (end < layout.units.size() && layout.units[end].kind == unit.kind && layout.units[end].elements == unit.elements) ++end;
+    rows.push_back({{"unit", end - first == 1 ? unit.name : fmt::format("{} to {}", unit.name, layout.units[end - 1].layer)},
+                    {"count", end - first},
+                    {"tensors_each", unit.tensors.size()},
+                    {"parameters_each", unit.elements}});
+    first = end;
+  }
+  return rows;
+}
+
+Facts model_facts(const ModelDescription& model, const ModelLayout& layout) {
+  Facts facts = {{"architecture", model.architecture},
+                 {"parameters", layout.elements()},
+                 {"layers", model.layers},
+                 {"hidden_size", model.hidden_size},
+                 {"intermediate_size", model.intermediate_size},
+                 {"heads", model.heads},
+                 {"kv_heads", model.kv_heads},
+                 {"head_dim", model.head_dim},
+                 {"vocab_size", model.vocab_size},
+                 {"max_positions", model.max_positions},
+                 {"tied_head", model.tied_head}};
+  if (model.family == Family::llama) {
+    facts["rope_theta"] = model.rope.theta;
+    facts["rope_scaling"] = name_of(model.rope.scaling);
+  }
+  if (std::any_of(model.sliding_window.begin(), model.sliding_window.end(), [](int64_t window) { return window != 0; }))
+    facts["sliding_window"] = *std::max_element(model.sliding_window.begin(), model.sliding_window.end());
+  for (DType compute : {DType::bf16, DType::f32}) {
+    Config::Precision precision;
+    precision.compute = compute;
+    facts[fmt::format("training_state_in_{}_bytes", to_string(compute))] =
+        layout.elements() * scheduler::make_state_format(precision).training_bytes();
+  }
+  facts["units"] = unit_rows(layout);
+  return facts;
+}
+
+struct DTypeCount {
+  uint64_t tensors = 0, elements = 0, bytes = 0;
+};
+using DTypeCounts = std::map<std::string, DTypeCount>;
+
+void count_dtypes(const SafetensorsFile& file, DTypeCounts& counts) {
+  for (const SafetensorsEntry& tensor : file.tensors()) {
+    DTypeCount& count = counts[tensor.dtype];
+    ++count.tensors;
+    count.elements += tensor.elements;
+    count.bytes += tensor.bytes();
+  }
+}
+
+Facts dtype_rows(const DTypeCounts& counts) {
+  Facts rows = Facts::array();
+  for (const auto& [dtype, count] : counts)
+    rows.push_back({{"dtype", dtype}, {"tensors", count.tensors}, {"elements", count.elements}, {"bytes", count.bytes}});
+  return rows;
+}
+
+/// Adds "weight_files" (a row for each file) and "dtypes". A file that is not whole has its problem in its row.
+void add_weight_files(const std::set<fs::path>& files, Facts& facts) {
+  Facts rows = Facts::array();
+  DTypeCounts counts;
+  uint64_t bytes = 0;
+  for (const fs::path& path : files) {
+    try {
+      const SafetensorsFile file(path);
+      count_dtypes(file, counts);
+      bytes += file.data_bytes();
+      rows.push_back({{"file", path.filename().string()}, {"tensors", file.tensors().size()}, {"bytes", file.data_bytes()},
+                      {"state", "readable"}});
+    } catch (const Error& error) {
+      rows.push_back({{"file", path.filename().string()}, {"tensors", nullptr}, {"bytes", nullptr}, {"state", error.message()}});
+    }
+  }
+  facts["weights_bytes"] = bytes;
+  facts["weight_files"] = rows;
+  facts["dtypes"] = dtype_rows(counts);
+}
+
+std::set<fs::path> files_of_index(const fs::path& index) {
+  std::set<fs::path> files;
+  for (const auto& [name, file] : read_safetensors_index(index)) files.insert(index.parent_path() / file);
+  return files;
+}
+
+Facts tokenizer_files(const fs::path& directory) {
+  Facts names = Facts::array();
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "generation_config.json"})
+    if (fs::exists(directory / name)) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
+std::set<fs::path> weight_files(const fs::path& directory) {
+  if (fs::exists(directory / "model.safetensors")) return {directory / "model.safetensors"};
+  if (fs::exists(directory / "model.safetensors.index.json")) return files_of_index(directory / "model.safetensors.index.json");
+  std::set<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(directory))
+    if (entry.path().extension() == ".safetensors") files.insert(entry.path());
+  return files;
+}
+
+Facts inspect_model_directory(const fs::path& directory) {
+  Facts facts;
+  std::optional<ModelDescription> model;
+  if (fs::exists(directory / "config.json")) {
+    model = read_model_description(directory);
+    facts = model_facts(*model, make_layout(*model));
+  } else {
+    facts["problem"] = "there is no config.json, so what the weights are of is not known";
+  }
+  const std::set<fs::path> files = weight_files(directory);
+  add_weight_files(files, facts);
+  facts["tokenizer_files"] = tokenizer_files(directory);
+  if (!model) return facts;
+  try {
+    const HfWeights weights(directory, *model, make_layout(*model));
+    facts["other_tensors"] = weights.passthrough_tensors().size();
+  } catch (const Error& error) {
+    facts["problem"] = files.empty() ? "there are no weights" : error.message();
+  }
+  return facts;
+}
+
+Facts inspect_model_config(const fs::path& file) {
+  const ModelDescription model = read_model_description(file);
+  return model_facts(model, make_layout(model));
+}
+
+Facts inspect_safetensors(const fs::path& path) {
+  const SafetensorsFile file(path);
+  DTypeCounts counts;
+  count_dtypes(file, counts);
+  Facts facts = {{"tensors", file.tensors().size()}, {"data_bytes", file.data_bytes()}};
+  if (!file.metadata().empty()) facts["metadata"] = file.metadata();
+  facts["dtypes"] = dtype_rows(counts);
+  Facts rows = Facts::array();
+  for (const SafetensorsEntry& tensor : file.tensors())
+    rows.push_back({{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.bytes()}});
+  facts["contents"] = rows;
+  return facts;
+}
+
+Facts inspect_safetensors_index(const fs::path& file) {
+  Facts facts = {{"tensors", read_safetensors_index(file).size()}};
+  add_weight_files(files_of_index(file), facts);
+  return facts;
+}
+
+Facts inspect_tokens(const fs::path& path, DataFormat format) {
+  std::optional<TokenFile> opened;
+  try {
+    opened.emplace(path, format);
+  } catch (const Error& error) {
+    if (format != DataFormat::automatic || error.code() != ErrorCode::invalid_data) throw;
+    throw Error(ErrorCode::invalid_data, error.message(), path.string(),
+                "for tokens without a header give --format raw16, raw32 or text; otherwise name a model, checkpoint, run or NVMe "
+                "directory, a .safetensors file or a config.json");
+  }
+  const TokenFile& file = *opened;
+  static const std::map<DataFormat, const char*> kNames = {{DataFormat::llmc, "llmc"},   {DataFormat::bintok, "bintok"},
+                                                           {DataFormat::raw16, "raw16"}, {DataFormat::raw32, "raw32"},
+                                                           {DataFormat::text, "text"}};
+  constexpr uint64_t kPieceTokens = 1 << 20;
+  std::vector<int32_t> tokens(std::min(kPieceTokens, file.tokens()));
+  std::vector<uint8_t> masks(file.has_masks() ? tokens.size() : 0);
+  int32_t smallest = INT32_MAX, largest = INT32_MIN;
+  uint64_t masked = 0;
+  ProgressLine progress("tokens");
+  for (uint64_t first = 0; first < file.tokens(); first += kPieceTokens) {
+    const uint64_t count = std::min(kPieceTokens, file.tokens() - first);
+    file.read(first, count, tokens.data());
+    const auto [low, high] = std::minmax_element(tokens.begin(), tokens.begin() + static_cast<int64_t>(count));
+    smallest = std::min(smallest, *low);
+    largest = std::max(largest, *high);
+    if (file.has_masks()) {
+      file.read_masks(first, count, masks.data());
+      masked += static_cast<uint64_t>(std::count(masks.begin(), masks.begin() + static_cast<int64_t>(count), 0));
+    }
+    progress.show(first + count, file.tokens());
+  }
+  return {{"format", kNames.at(file.format())},
+          {"tokens", file.tokens()},
+          {"bits_per_token", 8 * file.token_bytes()},
+          {"masked_tokens", file.has_masks() ? Facts(masked) : Facts(nullptr)},
+          {"stated_vocab_size", file.stated_vocab_size() ? Facts(*file.stated_vocab_size()) : Facts(nullptr)},
+          {"smallest_token", smallest},
+          {"largest_token", largest},
+          {"file_bytes", fs::file_size(path)}};
+}
+
+}  // namespace strata::cli

@@ -1,0 +1,255 @@
+// What `strata inspect` tells of the things that training leaves: checkpoints, runs, stores and their metrics.
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <system_error>
+
+#include "cli/inspectors.hpp"
+#include "cli/run_files.hpp"
+#include "core/error.hpp"
+#include "core/json.hpp"
+#include "core/model.hpp"
+#include "scheduler/checkpoint_manifest.hpp"
+
+namespace strata::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr JsonLimits kMetricsLineLimits{.bytes = 1 << 20, .values = 10'000, .depth = 8};
+
+const char* name_of(scheduler::CheckpointKind kind) { return kind == scheduler::CheckpointKind::files ? "files" : "store"; }
+
+const char* name_of(MasterFormat format) {
+  return format == MasterFormat::parameter ? "the parameter itself" : format == MasterFormat::split ? "split" : "fp32";
+}
+
+Facts trainer_facts(const scheduler::TrainerRecord& record) {
+  return {{"step", record.step},
+          {"updates", record.updates},
+          {"samples", record.samples},
+          {"loss_scale", record.loss_scale},
+          {"run_directory", record.run_directory},
+          {"model_path", record.model_path},
+          {"data_identity", record.data_identity}};
+}
+
+uint64_t bytes_of(const scheduler::CheckpointManifest& manifest) {
+  uint64_t bytes = 0;
+  for (const auto& file : manifest.files) bytes += file.bytes;
+  return bytes;
+}
+
+/// How the store that a checkpoint refers to stands to it.
+std::string store_state(const scheduler::CheckpointManifest& manifest) {
+  try {
+    const auto view = view_store(manifest.store_directories.front());
+    if (!view) return "there is no store any more";
+    if (view->record.generation == manifest.store_generation) return "at this generation: the checkpoint is complete";
+    return fmt::format("has moved on to generation {}: resume the run, which leaves a new checkpoint", view->record.generation);
+  } catch (const Error& error) {
+    return error.message();
+  }
+}
+
+/// Strays, and the holder of the lock when there is one.
+void add_leftovers(const fs::path& directory, Facts& facts) {
+  if (const auto holder = lock_holder(directory)) facts["held_by"] = *holder;
+  const std::vector<std::string> strays = stray_names(directory);
+  if (!strays.empty()) facts["left_by_a_killed_process"] = strays;
+}
+
+Facts checkpoint_rows(const std::vector<scheduler::CheckpointInfo>& found) {
+  Facts rows = Facts::array();
+  for (const auto& info : found) {
+    const auto manifest = scheduler::CheckpointManifest::read(info.path);
+    rows.push_back({{"checkpoint", info.path.filename().string()},
+                    {"step", info.record.step},
+                    {"kind", name_of(info.kind)},
+                    {"bytes", bytes_of(manifest)}});
+  }
+  return rows;
+}
+
+void add_checkpoints(const fs::path& folder, Facts& facts) {
+  std::vector<std::string> ignored;
+  const auto found = scheduler::list_checkpoints(folder, &ignored);
+  facts["checkpoints"] = checkpoint_rows(found);
+  // What was being written when a process was killed is told as that.
+  std::erase_if(ignored, [](const std::string& line) { return line.find(".partial: ") != std::string::npos; });
+  if (!ignored.empty()) facts["not_whole"] = ignored;
+}
+
+/// Sizes of sections, from the last word of the extents' names.
+Facts section_rows(const std::vector<tiers::ExtentSpec>& extents) {
+  struct Sum {
+    uint64_t extents = 0, bytes = 0;
+  };
+  std::map<std::string, Sum> sums;
+  for (const auto& extent : extents) {
+    Sum& sum = sums[extent.name.substr(extent.name.rfind(' ') + 1)];
+    ++sum.extents;
+    sum.bytes += extent.bytes;
+  }
+  Facts rows = Facts::array();
+  for (const auto& [section, sum] : sums) rows.push_back({{"section", section}, {"extents", sum.extents}, {"bytes", sum.bytes}});
+  return rows;
+}
+
+Facts store_facts(const StoreView& view) {
+  Facts facts = {{"generation", view.record.generation},
+                 {"fingerprint", view.table.fingerprint},
+                 {"directories", view.table.state_file_bytes.size()},
+                 {"disk_bytes", view.bytes_on_disk()},
+                 {"state", section_rows(view.table.extents)}};
+  if (view.record.generation == 0) facts["problem"] = "nothing has been committed: the run ended before its first state was whole";
+  if (const auto trainer = view.trainer()) facts["trainer"] = trainer_facts(*trainer);
+  else facts["record"] = printable(view.record.payload, 400);
+  return facts;
+}
+
+std::optional<double> number_of(const Json& line, const char* key) {
+  if (!line.contains(key) || !line[key].is_number()) return std::nullopt;
+  return line[key].get<double>();
+}
+
+Facts or_null(const std::optional<double>& value) { return value ? Facts(*value) : Facts(nullptr); }
+
+}  // namespace
+
+Facts inspect_checkpoint(const fs::path& checkpoint) {
+  const auto manifest = scheduler::CheckpointManifest::read(checkpoint);
+  Facts facts = {{"checkpoint_kind", name_of(manifest.kind)},
+                 {"compute", to_string(manifest.format.compute)},
+                 {"master", name_of(manifest.format.master)},
+                 {"files", manifest.files.size()},
+                 {"bytes", bytes_of(manifest)}};
+  try {
+    const ModelDescription model = read_model_description(checkpoint / scheduler::kModelFolder);
+    facts["architecture"] = model.architecture;
+    facts["parameters"] = make_layout(model).elements();
+    scheduler::read_checkpoint_info(checkpoint);
+  } catch (const Error& error) {
+    facts["problem"] = error.what();
+  }
+  facts["trainer"] = trainer_facts(manifest.record);
+  if (manifest.kind == scheduler::CheckpointKind::store)
+    facts["store"] = {{"directories", manifest.store_directories},
+                      {"generation", manifest.store_generation},
+                      {"tile_elements", manifest.tile_elements},
+                      {"state", store_state(manifest)}};
+  return facts;
+}
+
+Facts inspect_checkpoints_folder(const fs::path& folder) {
+  Facts facts;
+  add_checkpoints(folder, facts);
+  add_leftovers(folder, facts);
+  return facts;
+}
+
+Facts inspect_metrics(const fs::path& file) {
+  std::ifstream in(file);
+  if (!in) throw Error(ErrorCode::io, "cannot open the metrics", file.string(), "check its permissions");
+  uint64_t steps = 0, skipped = 0, malformed = 0;
+  double tokens = 0, seconds = 0;
+  std::optional<double> lowest, eval;
+  Json first, last;
+  for (std::string text; std::getline(in, text);) {
+    Json line;
+    try {
+      line = parse_json(text, file.string(), ErrorCode::invalid_data, kMetricsLineLimits);
+    } catch (const Error&) {
+      ++malformed;
+      continue;
+    }
+    if (!line.is_object() || !number_of(line, "step")) {
+      ++malformed;
+      continue;
+    }
+    ++steps;
+    if (line.contains("skipped") && line["skipped"] == true) ++skipped;
+    tokens += number_of(line, "tokens").value_or(0);
+    seconds += number_of(line, "seconds").value_or(0);
+    if (const auto loss = number_of(line, "loss")) lowest = std::min(lowest.value_or(*loss), *loss);
+    if (const auto loss = number_of(line, "eval_loss")) eval = loss;
+    if (first.is_null()) first = line;
+    last = std::move(line);
+  }
+  Facts facts = {{"steps", steps}};
+  if (steps > 0) {
+    facts["first_step"] = static_cast<int64_t>(*number_of(first, "step"));
+    facts["last_step"] = static_cast<int64_t>(*number_of(last, "step"));
+    facts["first_loss"] = or_null(number_of(first, "loss"));
+    facts["last_loss"] = or_null(number_of(last, "loss"));
+    facts["lowest_loss"] = or_null(lowest);
+    if (eval) facts["last_eval_loss"] = *eval;
+    facts["last_grad_norm"] = or_null(number_of(last, "grad_norm"));
+    facts["skipped_steps"] = skipped;
+    facts["tokens"] = static_cast<uint64_t>(tokens);
+    facts["seconds"] = seconds;
+    facts["tokens_per_second"] = seconds > 0 ? Facts(tokens / seconds) : Facts(nullptr);
+  }
+  if (malformed > 0) facts["malformed_lines"] = malformed;
+  return facts;
+}
+
+Facts inspect_run_directory(const fs::path& directory) {
+  Facts facts;
+  add_leftovers(directory, facts);
+  if (fs::exists(directory / "metrics.jsonl")) facts["metrics"] = inspect_metrics(directory / "metrics.jsonl");
+  add_checkpoints(directory / "checkpoints", facts);
+  const std::vector<std::string> partial = stray_names(directory / "checkpoints");
+  if (!partial.empty()) facts["checkpoints_left_by_a_killed_process"] = partial;
+  try {
+    const std::vector<fs::path> store = store_of_run(directory);
+    if (const auto view = store.empty() ? std::nullopt : view_store(store.front())) {
+      const auto trainer = view->trainer();
+      facts["store"] = {{"directory", store.front().string()},
+                        {"generation", view->record.generation},
+                        {"step", trainer ? Facts(trainer->step) : Facts(nullptr)},
+                        {"disk_bytes", view->bytes_on_disk()}};
+      std::error_code error;
+      if (trainer && !fs::equivalent(trainer->run_directory, directory, error)) facts["store"]["of_another_run"] = trainer->run_directory;
+    }
+  } catch (const Error& error) {
+    facts["problem"] = error.what();
+  }
+  Facts files = Facts::array();
+  for (const char* name : {"config.json", "plan.json", "metrics.jsonl", "trace.json"})
+    if (fs::exists(directory / name)) files.push_back(name);
+  facts["files"] = files;
+  return facts;
+}
+
+Facts inspect_store_directory(const fs::path& directory) {
+  Facts facts;
+  if (const auto view = view_store(directory)) {
+    facts = store_facts(*view);
+  } else if (const auto header = view_state_file(directory)) {
+    facts = {{"directory", header->directory + 1}, {"of_directories", header->directories}, {"file_bytes", header->file_bytes}};
+    facts["problem"] = header->directory == 0 ? "making the store was interrupted: it holds nothing, remove it"
+                                              : "the commit record is in the first directory of the store: inspect that one";
+  } else {
+    facts["problem"] = "only a lock file: a run or a store used this directory, and holds nothing here now";
+  }
+  add_leftovers(directory, facts);
+  return facts;
+}
+
+Facts inspect_run_config(const fs::path& file) {
+  const Config config = read_config(file);
+  return {{"model_path", config.model.path.string()},
+          {"steps", config.steps},
+          {"sequence_length", config.data.sequence_length},
+          {"tokens_per_step", config.batch.micro_batch_size * config.batch.gradient_accumulation_steps * config.data.sequence_length},
+          {"compute", to_string(config.precision.compute)},
+          {"device_memory_bytes", config.device.memory_bytes},
+          {"host_memory_bytes", config.tiers.host_memory_bytes},
+          {"nvme_directories", config.tiers.nvme.size()}};
+}
+
+}  // namespace strata::cli

@@ -1,0 +1,29 @@
+// What `strata inspect` tells of each kind of path.
+#pragma once
+
+#include <filesystem>
+#include <set>
+
+#include "cli/facts.hpp"
+#include "core/config.hpp"
+
+namespace strata::cli {
+
+/// Each throws Error when the thing cannot be read at all; what is merely not whole is told under "problem".
+Facts inspect_model_directory(const std::filesystem::path& directory);
+Facts inspect_model_config(const std::filesystem::path& file);
+Facts inspect_safetensors(const std::filesystem::path& file);
+Facts inspect_safetensors_index(const std::filesystem::path& file);
+/// Reads the whole file once, for the range of its tokens.
+Facts inspect_tokens(const std::filesystem::path& file, DataFormat format);
+Facts inspect_checkpoint(const std::filesystem::path& checkpoint);
+Facts inspect_checkpoints_folder(const std::filesystem::path& folder);
+Facts inspect_run_directory(const std::filesystem::path& directory);
+Facts inspect_store_directory(const std::filesystem::path& directory);
+Facts inspect_run_config(const std::filesystem::path& file);
+Facts inspect_metrics(const std::filesystem::path& file);
+
+/// The safetensors files of a model directory that would be read, or all there are when it names none of them as its weights.
+std::set<std::filesystem::path> weight_files(const std::filesystem::path& directory);
+
+}  // namespace strata::cli

@@ -1,0 +1,42 @@
+// The files that a run leaves: its store, its locks, and what an interrupted process could not remove.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "scheduler/trainer_record.hpp"
+#include "tiers/format.hpp"
+
+namespace strata::cli {
+
+/// The first directory of a store as its commit file describes it. No lock is taken: a run may hold it.
+struct StoreView {
+  tiers::StoreTable table;
+  tiers::CommitRecord record;  // the newest
+  /// What the trainer wrote into the record; absent when it is none of a trainer's.
+  std::optional<scheduler::TrainerRecord> trainer() const;
+  uint64_t bytes_on_disk() const;
+};
+/// Absent when the directory has no commit file. Throws data_corruption, invalid_data or io.
+std::optional<StoreView> view_store(const std::filesystem::path& directory);
+
+/// The header of a directory's state file; absent when there is none. Throws as view_store.
+std::optional<tiers::StateFileHeader> view_state_file(const std::filesystem::path& directory);
+
+/// All directories of the store whose first one is given, in order, as the run that made it lists them. Throws invalid_data when that
+/// cannot be found out.
+std::vector<std::filesystem::path> directories_of_store(const std::filesystem::path& first, const StoreView& view);
+
+/// The directories of a run's store, in order: what its newest checkpoint names, else its config.json, whose relative paths are from
+/// the current directory. Empty when the run has none or they are not there. Throws when the configuration cannot be read.
+std::vector<std::filesystem::path> store_of_run(const std::filesystem::path& run_directory);
+
+/// Who holds the lock of a run or store directory ("process 12 on host x"), absent when nobody does.
+std::optional<std::string> lock_holder(const std::filesystem::path& directory);
+
+/// Names of files and directories here that a process of ours left when it was killed; nothing reads them.
+std::vector<std::string> stray_names(const std::filesystem::path& directory);
+
+}  // namespace strata::cli

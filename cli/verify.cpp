@@ -1,0 +1,324 @@
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <set>
+
+#include "cli/commands.hpp"
+#include "cli/console.hpp"
+#include "cli/inspectors.hpp"
+#include "cli/path_kind.hpp"
+#include "cli/run_files.hpp"
+#include "core/error.hpp"
+#include "core/hf_weights.hpp"
+#include "core/tokens.hpp"
+#include "scheduler/checkpoint_manifest.hpp"
+#include "tiers/store.hpp"
+
+namespace strata::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kPieceElements = 1 << 20;
+constexpr uint64_t kPieceBytes = 4 << 20;
+
+struct VerifyArguments {
+  std::vector<std::string> paths;
+  bool newest = false;
+  bool json = false;
+};
+
+struct Findings {
+  std::vector<std::string> broken;
+  std::vector<std::string> notes;
+  uint64_t files = 0;
+  uint64_t bytes = 0;
+
+  /// A line, or a line for each problem of an error that lists several.
+  void add(const Error& error) {
+    constexpr std::string_view kItem = "\n  - ";
+    const std::string where = error.where().empty() ? "" : error.where() + ": ";
+    const std::string& text = error.message();
+    size_t begin = text.find(kItem);
+    if (begin == std::string::npos) broken.push_back(where + text);
+    while (begin != std::string::npos) {
+      begin += kItem.size();
+      const size_t end = text.find(kItem, begin);
+      broken.push_back(where + text.substr(begin, end == std::string::npos ? end : end - begin));
+      begin = end;
+    }
+  }
+  /// An error of the check is what the check found. A store that a run holds is not judged at all.
+  template <class Check>
+  void attempt(Check&& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::busy || error.code() == ErrorCode::internal) throw;
+      add(error);
+    }
+  }
+};
+
+// Models -----------------------------------------------------------------------------------------------------------
+
+/// Reads every weight; names tensors that hold something that is no finite number.
+void verify_weights(const HfWeights& weights, const ModelLayout& layout, Findings& findings) {
+  ProgressLine progress("verify");
+  std::vector<float> values(kPieceElements);
+  uint64_t done = 0;
+  for (size_t unit = 0; unit < layout.units.size(); ++unit)
+    for (const TensorLayout& tensor : layout.units[unit].tensors) {
+      uint64_t bad = 0, first_bad = 0;
+      for (uint64_t at = 0; at < tensor.elements; at += kPieceElements) {
+        const uint64_t count = std::min(kPieceElements, tensor.elements - at);
+        weights.read_as_float(unit, {tensor.offset + at, count}, values.data());
+        for (uint64_t i = 0; i < count; ++i)
+          if (!std::isfinite(values[i]) && bad++ == 0) first_bad = at + i;
+        progress.show(done += count, layout.elements());
+      }
+      if (bad > 0)
+        findings.broken.push_back(fmt::format("{}: {} of {} values are not finite, the first at element {}", tensor.name, bad,
+                                              tensor.elements, first_bad));
+    }
+}
+
+void verify_model_directory(const fs::path& directory, Findings& findings) {
+  findings.attempt([&] {
+    const ModelDescription model = read_model_description(directory);
+    const ModelLayout layout = make_layout(model);
+    const HfWeights weights(directory, model, layout);
+    verify_weights(weights, layout, findings);
+    for (const fs::path& file : weight_files(directory)) {
+      ++findings.files;
+      findings.bytes += fs::file_size(file);
+    }
+  });
+  findings.notes.push_back("a model directory has no checksums: checked are its structure, and that every weight is a finite number");
+}
+
+void verify_safetensors(const fs::path& path, Findings& findings) {
+  findings.attempt([&] {
+    const SafetensorsFile file(path);
+    std::vector<std::byte> piece(kPieceBytes);
+    ProgressLine progress("verify");
+    uint64_t done = 0;
+    for (const SafetensorsEntry& tensor : file.tensors())
+      for (uint64_t at = 0; at < tensor.bytes(); at += kPieceBytes) {
+        const uint64_t bytes = std::min(kPieceBytes, tensor.bytes() - at);
+        file.read(tensor, at, piece.data(), bytes);
+        file.drop_cached(tensor, at, bytes);
+        progress.show(done += bytes, file.data_bytes());
+      }
+    ++findings.files;
+    findings.bytes += fs::file_size(path);
+  });
+  findings.notes.push_back("a safetensors file has no checksums: checked are its structure, and that every byte can be read");
+}
+
+void verify_tokens(const fs::path& path, Findings& findings) {
+  findings.attempt([&] {
+    const TokenFile file(path, DataFormat::automatic);
+    if (file.stated_vocab_size() && *file.stated_vocab_size() > 0) file.check_tokens(*file.stated_vocab_size());
+    ++findings.files;
+    findings.bytes += fs::file_size(path);
+  });
+  findings.notes.push_back("a token file has no checksums: checked are its header, its size, and its tokens where it states a vocabulary");
+}
+
+// Stores -----------------------------------------------------------------------------------------------------------
+
+void verify_store(const std::vector<fs::path>& directories, Findings& findings) {
+  findings.attempt([&] {
+    const auto store = tiers::NvmeStore::open_read_only(directories);
+    ProgressLine progress("verify store");
+    uint64_t bytes = 0;
+    for (std::string& line : store->verify([&](uint64_t done, uint64_t total) {
+           progress.show(done, total);
+           bytes = done;
+         }))
+      findings.broken.push_back(std::move(line));
+    findings.files += directories.size() + 1;
+    findings.bytes += bytes;
+  });
+}
+
+/// `named`: the first directory, or all of them.
+void verify_store_directory(const std::vector<fs::path>& named, Findings& findings) {
+  if (!fs::exists(named.front() / tiers::kCommitFileName)) tiers::NvmeStore::inspect(named.front());  // says what it is, and throws
+  findings.attempt([&] {
+    const auto view = view_store(named.front());
+    STRATA_CHECK(view, "{} had a commit file", named.front().string());
+    if (view->record.generation == 0) {
+      findings.notes.push_back("the store has no commit yet: there is nothing to verify");
+      return;
+    }
+    verify_store(named.size() > 1 ? named : directories_of_store(named.front(), *view), findings);
+  });
+  for (const std::string& name : stray_names(named.front()))
+    findings.notes.push_back(fmt::format("left by a killed process: {}", (named.front() / name).string()));
+}
+
+// Checkpoints ------------------------------------------------------------------------------------------------------
+
+void verify_file(const fs::path& checkpoint, const scheduler::CheckpointManifest::File& file, Findings& findings) {
+  const fs::path path = checkpoint / file.path;
+  std::error_code error;
+  const uint64_t bytes = fs::file_size(path, error);
+  if (error) {
+    findings.broken.push_back(fmt::format("{}: is missing", path.string()));
+  } else if (bytes != file.bytes) {
+    findings.broken.push_back(fmt::format("{}: has {} bytes, {} were written", path.string(), bytes, file.bytes));
+  } else {
+    findings.attempt([&] {
+      if (const std::string found = scheduler::hash_file(path); found != file.xxh3)
+        findings.broken.push_back(fmt::format("{}: its checksum is {}, {} was written", path.string(), found, file.xxh3));
+    });
+    ++findings.files;
+    findings.bytes += bytes;
+  }
+}
+
+/// A file of weights that the manifest does not list could be read in place of one that it does.
+void find_foreign_files(const fs::path& checkpoint, const scheduler::CheckpointManifest& manifest, Findings& findings) {
+  std::set<std::string> listed;
+  for (const auto& file : manifest.files) listed.insert(file.path);
+  std::error_code error;
+  for (const auto& entry : fs::recursive_directory_iterator(checkpoint, error)) {
+    const fs::path path = entry.path().lexically_relative(checkpoint);
+    if (!entry.is_regular_file() || path == scheduler::kManifestName || listed.contains(path.string())) continue;
+    const bool read = path.extension() == ".safetensors" || path.extension() == ".json";
+    (read ? findings.broken : findings.notes).push_back(fmt::format("{}: is not of this checkpoint", entry.path().string()));
+  }
+}
+
+/// `must_be_current`: whether a store that has moved past the checkpoint is a fault. It is not for a run, which resumes from the store.
+void verify_checkpoint(const fs::path& checkpoint, bool must_be_current, Findings& findings, std::set<std::string>& stores_done) {
+  findings.attempt([&] {
+    const auto manifest = scheduler::CheckpointManifest::read(checkpoint);
+    ProgressLine progress("verify " + checkpoint.filename().string());
+    uint64_t done = 0, total = 0;
+    for (const auto& file : manifest.files) total += file.bytes;
+    for (const auto& file : manifest.files) {
+      verify_file(checkpoint, file, findings);
+      progress.show(done += file.bytes, total);
+    }
+    find_foreign_files(checkpoint, manifest, findings);
+    if (manifest.kind != scheduler::CheckpointKind::store) return;
+    const std::vector<fs::path> directories(manifest.store_directories.begin(), manifest.store_directories.end());
+    const uint64_t generation = tiers::NvmeStore::inspect(directories.front()).generation;
+    if (generation != manifest.store_generation) {
+      (must_be_current ? findings.broken : findings.notes)
+          .push_back(fmt::format("{}: is generation {} of the store in {}, which is at {}", checkpoint.string(),
+                                 manifest.store_generation, directories.front().string(), generation));
+      if (must_be_current) return;
+    }
+    if (stores_done.insert(fs::weakly_canonical(directories.front()).string()).second) verify_store(directories, findings);
+  });
+}
+
+/// Returns how many checkpoints there are.
+size_t verify_checkpoints(const fs::path& folder, bool newest, Findings& findings, std::set<std::string>& stores_done) {
+  std::vector<std::string> ignored;
+  const auto found = scheduler::list_checkpoints(folder, &ignored);
+  for (const auto& info : found) {
+    verify_checkpoint(info.path, /*must_be_current=*/false, findings, stores_done);
+    if (newest) break;
+  }
+  for (const std::string& line : ignored) {
+    const bool partial = line.find(".partial: ") != std::string::npos;  // being written when a process was killed; never read
+    (partial ? findings.notes : findings.broken).push_back(line);
+  }
+  return found.size() + ignored.size();
+}
+
+void verify_run_directory(const fs::path& directory, bool newest, Findings& findings) {
+  std::set<std::string> stores_done;
+  const size_t checkpoints = verify_checkpoints(directory / "checkpoints", newest, findings, stores_done);
+  findings.attempt([&] {
+    const std::vector<fs::path> store = store_of_run(directory);
+    const auto view = store.empty() ? std::nullopt : view_store(store.front());
+    const auto trainer = view ? view->trainer() : std::nullopt;
+    // Another run may have taken the directory since, or the store may hold no state of this run (generation 0).
+    std::error_code error;
+    const bool own = trainer && fs::equivalent(trainer->run_directory, directory, error);
+    if (own && view->record.generation > 0) {
+      if (stores_done.insert(fs::weakly_canonical(store.front()).string()).second) verify_store(store, findings);
+    } else if (checkpoints == 0) {
+      findings.broken.push_back(fmt::format("{}: the run has neither a checkpoint nor a committed store", directory.string()));
+    }
+  });
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+
+void verify(const NamedPath& named, const VerifyArguments& arguments, Findings& findings) {
+  std::set<std::string> stores_done;
+  switch (named.kind) {
+    case PathKind::model_directory: return verify_model_directory(named.path, findings);
+    case PathKind::safetensors: return verify_safetensors(named.path, findings);
+    case PathKind::tokens: return verify_tokens(named.path, findings);
+    case PathKind::checkpoint: return verify_checkpoint(named.path, /*must_be_current=*/true, findings, stores_done);
+    case PathKind::checkpoints_folder:
+      if (verify_checkpoints(named.path, arguments.newest, findings, stores_done) == 0)
+        findings.broken.push_back(fmt::format("{}: there is no checkpoint", named.path.string()));
+      return;
+    case PathKind::run_directory: return verify_run_directory(named.path, arguments.newest, findings);
+    case PathKind::store_directory: {
+      std::vector<fs::path> directories(arguments.paths.begin(), arguments.paths.end());
+      directories.front() = named.path;
+      return verify_store_directory(directories, findings);
+    }
+    case PathKind::safetensors_index: return verify_model_directory(named.path.parent_path(), findings);
+    case PathKind::model_config: return findings.attempt([&] { read_model_description(named.path); });
+    case PathKind::run_config:
+    case PathKind::metrics: break;
+  }
+  throw Error(ErrorCode::invalid_data, fmt::format("there is nothing to verify: this is a {}", to_string(named.kind)), named.path.string(),
+              "name a model directory, a checkpoint, a run directory or an NVMe directory");
+}
+
+void print(const NamedPath& named, const Findings& findings, bool json) {
+  if (json) {
+    print_facts({{"kind", to_string(named.kind)},
+                 {"path", named.path.string()},
+                 {"ok", findings.broken.empty()},
+                 {"files", findings.files},
+                 {"bytes_verified", findings.bytes},
+                 {"broken", findings.broken},
+                 {"notes", findings.notes}},
+                true);
+    return;
+  }
+  for (const std::string& line : findings.broken) fmt::print("broken: {}\n", shown_text(line));
+  for (const std::string& line : findings.notes) fmt::print("note: {}\n", shown_text(line));
+  fmt::print("{}: {} {}, {} verified ({} bytes)\n", findings.broken.empty() ? "ok" : fmt::format("{} broken", findings.broken.size()),
+             findings.files, findings.files == 1 ? "file" : "files", format_bytes(findings.bytes), findings.bytes);
+}
+
+void run(const VerifyArguments& arguments) {
+  const NamedPath named = identify(arguments.paths.front());
+  if (arguments.paths.size() > 1 && named.kind != PathKind::store_directory)
+    throw Error(ErrorCode::invalid_configuration, "several paths are given, but the first is not a directory of a store",
+                named.path.string(), "verify one thing at a time");
+  Findings findings;
+  verify(named, arguments, findings);
+  print(named, findings, arguments.json);
+  if (!findings.broken.empty()) throw CommandFailed{};
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app) {
+  auto arguments = std::make_shared<VerifyArguments>();
+  CLI::App* command = app.add_subcommand("verify", "Check every checksum; exit status 1 names what is broken");
+  command->add_option("path", arguments->paths,
+                      "A checkpoint, checkpoints/ folder, run directory, NVMe directory (or all directories of one store, in "
+                      "order), model directory, .safetensors file or token file")->required();
+  command->add_flag("--newest", arguments->newest, "Of a folder or run, check the newest checkpoint alone");
+  command->add_flag("--json", arguments->json, "Print JSON");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace strata::cli
