@@ -78,7 +78,7 @@ void add_train(CLI::App& app) {
       ->allow_extra_args(false)->take_all();
   command->add_option("--run-dir", arguments->run_directory, "Where metrics, trace and checkpoints go")
       ->capture_default_str();
-  command->add_option("--resume", arguments->resume, "Continue the directory's newest state, or start over")
+  command->add_option("--resume", arguments->resume, "auto continues the directory's newest state; never discards it and starts over")
       ->check(CLI::IsMember({"auto", "never"}))->capture_default_str();
   command->add_flag("--state-hash", arguments->hash_state,
                     "Print a hash of all parameters and moments at the end (reads all state once)");

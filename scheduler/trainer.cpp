@@ -45,6 +45,7 @@ class Trainer {
     narrate(plan_table(plan, std::nullopt));
     runtime_ = std::make_unique<Runtime>(std::move(planned), source.store ? StoreMode::continue_ : StoreMode::create);
     for (const std::string& line : runtime_->description()) narrate(line);
+    if (!options_.resume) discard_old_checkpoints();
     load_state(source);
     metrics_ = std::make_unique<MetricsWriter>(options_.run_directory, runtime_->plan(), record_.step);
     return train_steps();
@@ -134,6 +135,13 @@ class Trainer {
     check_record(found.front().record, found.front().path.string(), /*store=*/false);
     source.checkpoint = found.front().path;
     return source;
+  }
+
+  /// Starting over was asked for: an older run's checkpoints would be taken for this run's.
+  void discard_old_checkpoints() const {
+    if (!std::filesystem::exists(checkpoints())) return;
+    narrate("starting over: the checkpoints of an earlier run in this directory are removed");
+    std::filesystem::remove_all(checkpoints());
   }
 
   void write_plan(const RunPlan& plan) const {
@@ -269,8 +277,11 @@ class Trainer {
 
   StepReport train_step() {
     const auto begin = std::chrono::steady_clock::now();
-    StepReport report{.step = current_.step + 1, .steps = config_.steps, .lr = learning_rate(config_, current_.step),
-                      .loss_scale = current_.loss_scale};
+    StepReport report;
+    report.step = current_.step + 1;
+    report.steps = config_.steps;
+    report.lr = learning_rate(config_, current_.step);
+    report.loss_scale = current_.loss_scale;
     report.tokens = load_samples(*train_data_, current_.samples);
     const float scale = static_cast<float>(current_.loss_scale / static_cast<double>(std::max<uint64_t>(report.tokens, 1)));
     last_runs_.clear();
