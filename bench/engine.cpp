@@ -249,9 +249,12 @@ nlohmann::json measure(const Arguments& arguments, const std::string& model, con
                         {"device_bytes", host->allocated_bytes()}};
   if (arguments.profile) {
     device.start_profile();
-    const double seconds = training.timed_step();
+    training.timed_step();
+    const auto kinds = device.finish_profile();
+    double seconds = 0;
+    for (const auto& [kind, spent] : kinds) seconds += spent.seconds;
     result["kinds"] = nlohmann::json::object();
-    for (const auto& [kind, spent] : device.finish_profile()) {
+    for (const auto& [kind, spent] : kinds) {
       result["kinds"][kind] = {{"seconds", spent.seconds}, {"share", spent.seconds / seconds}, {"calls", spent.calls}};
     }
   }

@@ -1,11 +1,16 @@
 #include "bench/profiled_device.hpp"
 
-#include <chrono>
+#include <time.h>
 
 namespace strata::gpu {
 namespace {
 
-double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+/// With one thread, the CPU time of the calling (the stream's) thread: other processes then do not disturb the shares.
+double now_seconds(bool one_thread) {
+  timespec time{};
+  clock_gettime(one_thread ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
 
 class ProfiledLinear final : public Linear {
  public:
@@ -159,12 +164,13 @@ void Profile::start() {
   const std::lock_guard lock(mutex_);
   on_ = true;
   spent_.clear();
-  last_ = now_seconds();
+  last_ = -1;
 }
 
 std::map<std::string, Spent> Profile::finish() {
   const std::lock_guard lock(mutex_);
   on_ = false;
+  spent_.erase("other");
   return spent_;
 }
 
@@ -172,10 +178,12 @@ void Profile::mark(Stream& stream, const char* kind) {
   if (!on_) return;
   device_.call_host(stream, [this, kind] {
     const std::lock_guard lock(mutex_);
-    const double now = now_seconds();
-    Spent& spent = spent_[kind];
-    spent.seconds += now - last_;
-    ++spent.calls;
+    const double now = now_seconds(device_.info().compute_threads == 1);
+    if (last_ >= 0) {
+      Spent& spent = spent_[kind];
+      spent.seconds += now - last_;
+      ++spent.calls;
+    }
     last_ = now;
   });
 }

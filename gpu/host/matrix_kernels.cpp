@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <optional>
 #include <unordered_map>
 
 #include "gpu/host/host_device.hpp"
 #include "gpu/host/matrix_kernels_convert.hpp"
+#include "gpu/host/matrix_kernels_pack.hpp"
 #include "gpu/matrix_kernels.hpp"
 
 namespace strata::gpu {
@@ -98,11 +100,34 @@ class Product {
   matmul product_;
 };
 
-/// A copy into another layout of the same matrix, planned.
+/// The panels that a blocked layout of oneDNN stands for, when it is of that kind: [columns / n][depth / 16][16][n] and, of bf16,
+/// [columns / n][depth / 32][16][n][2].
+std::optional<PanelLayout> panels_of(const memory::desc& desc) {
+  const dnnl_memory_desc_t& d = desc.data;
+  const dnnl_blocking_desc_t& blocking = d.format_desc.blocking;
+  if (d.format_kind != dnnl_blocked || d.ndims != 2 || d.offset0 != 0 || d.extra.flags != dnnl_memory_extra_flag_none) return {};
+  PanelLayout layout;
+  layout.dtype = d.data_type == dnnl_f32 ? DType::f32 : DType::bf16;
+  const int pairs = layout.dtype == DType::f32 ? 1 : 2, blocks = layout.dtype == DType::f32 ? 2 : 3;
+  if (blocking.inner_nblks != blocks || blocking.inner_idxs[0] != 0 || blocking.inner_idxs[1] != 1) return {};
+  if (pairs == 2 && (blocking.inner_idxs[2] != 0 || blocking.inner_blks[2] != 2)) return {};
+  layout.depth = d.dims[0];
+  layout.padded_depth = d.padded_dims[0];
+  layout.columns = d.dims[1];
+  layout.panel_columns = blocking.inner_blks[1];
+  const bool deep_panels = blocking.strides[0] == blocking.inner_blks[0] * pairs * layout.panel_columns &&
+                           blocking.strides[1] == layout.padded_depth * layout.panel_columns;
+  if (!deep_panels || d.padded_dims[1] != layout.panels() * layout.panel_columns) return {};
+  return layout;
+}
+
+/// A copy of a plain matrix into the layout that a product wants, planned: by our packing where we know the layout.
 class Repacking {
  public:
   Repacking() = default;
-  Repacking(const dnnl::engine& engine, const memory::desc& from, const memory::desc& to) : from_(from), to_(to) {
+  Repacking(const dnnl::engine& engine, const memory::desc& from, const memory::desc& to, PlainOrder order)
+      : from_(from), to_(to), order_(order), panels_(panels_of(to)) {
+    if (panels_) return;
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     const dnnl::reorder::primitive_desc plan(engine, from, engine, to, attributes);
@@ -112,6 +137,7 @@ class Repacking {
   uint64_t bytes() const { return to_.get_size(); }
 
   void operator()(const dnnl::engine& engine, dnnl::stream& stream, const void* from, void* to) const {
+    if (panels_) return pack_panels(*panels_, order_, from, to);
     memory source(from_, engine, const_cast<void*>(from)), target(to_, engine, to);
     reorder_.execute(stream, source, target);
     stream.wait();
@@ -119,6 +145,8 @@ class Repacking {
 
  private:
   memory::desc from_, to_;
+  PlainOrder order_ = PlainOrder::rows;
+  std::optional<PanelLayout> panels_;
   dnnl::reorder reorder_;
 };
 
@@ -150,8 +178,15 @@ class HostLinear final : public Linear {
     if (spec.tail_tokens > 0) tail_ = plan(spec.tail_tokens, forward_weights_, backward_weights_);
     forward_packs_ = !widened_ && forward_weights_ != forward_plain();
     backward_packs_ = !widened_ && !spec.forward_only && backward_weights_ != backward_plain();
-    if (forward_packs_) pack_forward_ = Repacking(engine_, forward_plain(), forward_weights_);
-    if (backward_packs_) pack_backward_ = Repacking(engine_, backward_plain(), backward_weights_);
+    const bool output_major = spec.order == WeightOrder::output_major;
+    if (forward_packs_) {
+      pack_forward_ =
+          Repacking(engine_, forward_plain(), forward_weights_, output_major ? PlainOrder::transposed : PlainOrder::rows);
+    }
+    if (backward_packs_) {
+      pack_backward_ =
+          Repacking(engine_, backward_plain(), backward_weights_, output_major ? PlainOrder::rows : PlainOrder::transposed);
+    }
     plan_workspace();
   }
 
@@ -260,7 +295,7 @@ class HostLinear final : public Linear {
     const memory::desc packed = products.weight_add.right();
     products.weight_first = Product(engine_, left, packed, gradient, Addend::none);
     products.packs_right = packed != right;
-    if (products.packs_right) products.pack_right = Repacking(engine_, right, packed);
+    if (products.packs_right) products.pack_right = Repacking(engine_, right, packed, PlainOrder::rows);
     return products;
   }
 
