@@ -1,5 +1,6 @@
 #include "core/topology.hpp"
 
+#include <dlfcn.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -185,6 +186,30 @@ std::vector<int> usable_processors() {
       throw Error(ErrorCode::io, "cannot read the affinity mask: " + system_reason(error_number));
   }
   throw Error(ErrorCode::io, "cannot read the affinity mask: it has more than 2^20 processors");
+}
+
+bool undo_openmp_binding() {
+  // Looked up rather than linked: this library has no use for OpenMP of its own.
+  const auto places = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_num_places"));
+  const auto size_of = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "omp_get_place_num_procs"));
+  const auto list_of = reinterpret_cast<void (*)(int, int*)>(dlsym(RTLD_DEFAULT, "omp_get_place_proc_ids"));
+  if (!places || !size_of || !list_of) return false;
+  const auto now = usable_processors();
+  std::set<int> all(now.begin(), now.end());
+  for (int place = 0; place < places(); ++place) {
+    std::vector<int> processors(static_cast<size_t>(std::max(0, size_of(place))));
+    if (!processors.empty()) list_of(place, processors.data());
+    all.insert(processors.begin(), processors.end());
+  }
+  if (all.size() == now.size() || all.empty()) return false;
+  const int size = *all.rbegin() + 1;
+  cpu_set_t* const set = CPU_ALLOC(size);
+  const size_t bytes = CPU_ALLOC_SIZE(size);
+  CPU_ZERO_S(bytes, set);
+  for (const int processor : all) CPU_SET_S(processor, bytes, set);
+  const bool done = sched_setaffinity(0, bytes, set) == 0;
+  CPU_FREE(set);
+  return done;
 }
 
 int usable_processor_count() { return static_cast<int>(usable_processors().size()); }

@@ -11,9 +11,14 @@
 namespace strata {
 
 /// Processors (their system numbers, ascending) in the calling thread's affinity mask. No environment variable changes the answer,
-/// except through a thread that an OpenMP run-time already bound (OMP_PROC_BIND binds the main thread before main()).
+/// if undo_openmp_binding was called. Throws Error{io} when the system does not tell.
 std::vector<int> usable_processors();
 int usable_processor_count();
+
+/// An OpenMP run-time that is told to bind threads (OMP_PROC_BIND, GOMP_CPU_AFFINITY) binds the main thread to one processor before
+/// main(), and every thread started later inherits that. This gives the calling thread back all processors that the run-time found.
+/// To be called first in main(). Returns whether there was something to undo; without an OpenMP run-time it does nothing.
+bool undo_openmp_binding();
 
 struct NumaNode {
   int id = 0;                   // the system's number

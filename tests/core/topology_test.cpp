@@ -2,10 +2,12 @@
 #include "core/topology.hpp"
 
 #include <gtest/gtest.h>
+#include <omp.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <fstream>
 #include <numeric>
 #include <thread>
@@ -63,6 +65,38 @@ TEST(Topology, OpenMpThreadCountsDoNotMatter) {
   ASSERT_EQ(setenv("OMP_NUM_THREADS", "77", 1), 0);
   EXPECT_EQ(usable_processor_count(), before);
   unsetenv("OMP_NUM_THREADS");
+}
+
+/// What the test below starts again with threads bound: prints the processors before and after.
+TEST(Topology, ProcessorsBeforeAndAfterUndoing) {
+  const int before = usable_processor_count();
+  const bool undone = undo_openmp_binding();
+  const int after = usable_processor_count();
+  EXPECT_EQ(undone, after > before);
+  std::printf("processors %d %d %d\n", before, undone, after);
+}
+
+TEST(Topology, ThreadBindingByOpenMpIsUndone) {
+  const int all = usable_processor_count();
+  if (all < 2) GTEST_SKIP() << "needs two processors";
+  ASSERT_GE(omp_get_num_procs(), 2);  // the run-time is there
+  EXPECT_FALSE(undo_openmp_binding());  // nothing is bound here
+  const auto child = [](const std::string& environment) {
+    const std::string command = environment + " '" + std::filesystem::read_symlink("/proc/self/exe").string() +
+                                "' --gtest_filter='*ProcessorsBeforeAndAfterUndoing'";
+    std::string output;
+    if (FILE* pipe = popen(command.c_str(), "r")) {
+      char buffer[4096];
+      for (size_t got; (got = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) output.append(buffer, got);
+      pclose(pipe);
+    }
+    const auto begin = output.find("processors ");
+    return begin == std::string::npos ? output : output.substr(begin, output.find('\n', begin) - begin);
+  };
+  const std::string undone = fmt::format("processors 1 1 {}", all), untouched = fmt::format("processors {0} 0 {0}", all);
+  EXPECT_EQ(child("OMP_PROC_BIND=true"), undone);
+  EXPECT_EQ(child("OMP_PROC_BIND=close OMP_PLACES=cores OMP_NUM_THREADS=1"), undone);
+  EXPECT_EQ(child("env -u OMP_PROC_BIND -u GOMP_CPU_AFFINITY -u OMP_PLACES"), untouched);
 }
 
 TEST(Topology, NodesHoldEveryUsableProcessorOnce) {
