@@ -68,11 +68,11 @@ DirectoryLock::DirectoryLock(int directory, const std::filesystem::path& directo
   if (errno != EWOULDBLOCK && errno != EINTR) throw system_error(errno, "lock the lock file", path);
   // A run that is refused although readers could come in is refused because of readers.
   if (run && flock(file_.get(), LOCK_SH | LOCK_NB) == 0) {
-    throw Error(ErrorCode::busy, "the store is being read by another process (an export or a verification)",
+    throw Error(ErrorCode::busy, "it is being read by another process (an export or a verification)",
                 directory_path.string(), "wait until it ends");
   }
   const std::string holder = holder_of(file_.get());
-  throw Error(ErrorCode::busy, fmt::format("another run holds the store: {}", holder.empty() ? "an unnamed process" : holder),
+  throw Error(ErrorCode::busy, fmt::format("another run holds this directory: {}", holder.empty() ? "an unnamed process" : holder),
               directory_path.string(), "wait until it ends or stop it; two runs need two directories");
 }
 

@@ -259,7 +259,7 @@ TEST_F(NvmeStoreTest, OpenReadOnlyReadsAndNothingElse) {
   EXPECT_EQ(error_of([&] { store->commit(""); }).code(), ErrorCode::internal);
   const auto run = error_of([&] { NvmeStore::open(options_); });
   EXPECT_EQ(run.code(), ErrorCode::busy);
-  EXPECT_THAT(run.message(), HasSubstr("read by another process"));
+  EXPECT_THAT(run.message(), HasSubstr("being read by another process"));
 }
 
 TEST_F(NvmeStoreTest, ASecondProcessIsRefusedWithTheFirstOnesProcessId) {
@@ -459,6 +459,38 @@ TEST_F(NvmeStoreTest, OffsetsBeyondFourGibibytesAreExact) {
   const auto store = NvmeStore::open(options_);
   EXPECT_TRUE(testing::read(*store, 0, 8192) == pattern(8192, 1));
   EXPECT_TRUE(testing::read(*store, 2, 70'000) == pattern(70'000, 3));
+}
+
+TEST_F(NvmeStoreTest, SizesAroundChunksAndBlocksRoundTrip) {
+  options_.state.clear();
+  for (const uint64_t chunk : {4096u, 1u << 20}) {
+    for (const int64_t extra : {-4095, -1, 0, 1, 511, 4096, 4097}) {
+      options_.state.push_back({fmt::format("{}{:+}", chunk, extra), chunk + static_cast<uint64_t>(extra)});
+    }
+  }
+  options_.state.push_back({"large", (16u << 20) + 511});
+  const auto store = NvmeStore::create(options_);
+  write_generation(*store, options_, 1);
+  store->commit("");
+  expect_generation(*store, options_, 1);
+}
+
+TEST_F(NvmeStoreTest, TwentyRunsInOneDirectoryLeaveNoDescriptorThreadOrFile) {
+  const auto count = [](const std::filesystem::path& place) {
+    return std::distance(std::filesystem::directory_iterator(place), std::filesystem::directory_iterator());
+  };
+  std::optional<std::vector<std::ptrdiff_t>> first;
+  for (int run = 0; run < 20; ++run) {
+    {
+      const auto store = run % 3 == 0 ? NvmeStore::create(options_) : NvmeStore::open(options_);
+      testing::write(*store, 0, pattern(1, 5));
+      testing::write(*store, 0, pattern(100, 5), Part::scratch);
+      store->commit("");
+    }
+    const std::vector<std::ptrdiff_t> now = {count("/proc/self/fd"), count("/proc/self/task"), count(path())};
+    if (!first) first = now;
+    EXPECT_EQ(now, *first) << "descriptors, threads, files after run " << run;
+  }
 }
 
 TEST_F(NvmeStoreTest, MisuseIsAnErrorThatNamesTheExtent) {
