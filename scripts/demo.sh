@@ -47,7 +47,7 @@ echo "== The model: random weights for examples/demo/model.json"
 "$strata" init examples/demo/model.json "$demo/model" --seed 1
 
 echo
-echo "== Training with 128 MiB of device and 64 MiB of host memory, the rest on disk"
+echo "== Training with 136 MiB of device and 56 MiB of host memory, the rest on disk"
 "$strata" train examples/demo/config.json --set steps="$steps" --run-dir "$demo/run" | tee "$demo/result.txt"
 
 echo

@@ -1,0 +1,117 @@
+// What a run refuses, and what a failure in the middle leaves behind.
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+
+#include <cstring>
+
+#include "tests/e2e/program_run.hpp"
+
+namespace strata::e2e {
+namespace {
+
+TEST(RunGuards, ASecondRunInTheSameDirectoryIsRefusedWithTheFirstOnesProcessId) {
+  RunFiles files(scheduler::kTinyTiedLlama, 100000);
+  ProgramRun first(files.train("run"), files / "first.log");
+  while (first.running() && first.text().find("step 1/") == std::string::npos)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ProgramRun second(files.train("run"), files / "second.log");
+  EXPECT_EQ(second.wait(), 1);
+  EXPECT_NE(second.text().find(std::to_string(first.pid())), std::string::npos) << second.text();
+  EXPECT_TRUE(first.running()) << first.text();
+  // The same store under another run directory is no way around it.
+  std::vector<std::string> other = files.train("run");
+  other[3] = (files / "elsewhere").string();
+  other.insert(other.end(), {"--resume", "never"});
+  ProgramRun third(other, files / "third.log");
+  EXPECT_EQ(third.wait(), 1);
+  EXPECT_NE(third.text().find(std::to_string(first.pid())), std::string::npos) << third.text();
+  first.kill(SIGINT);
+  EXPECT_EQ(first.wait(), 0) << first.text();
+}
+
+TEST(RunGuards, AnotherRunsStoreIsNotContinued) {
+  RunFiles files(scheduler::kTinyTiedLlama, 3);
+  ProgramRun first(files.train("run"), files / "first.log");
+  ASSERT_EQ(first.wait(), 0) << first.text();
+  std::vector<std::string> other = files.train("run");
+  other[3] = (files / "elsewhere").string();
+  ProgramRun second(other, files / "second.log");
+  EXPECT_EQ(second.wait(), 2);
+  EXPECT_NE(second.text().find("another run"), std::string::npos) << second.text();
+  EXPECT_NE(second.text().find("--resume never"), std::string::npos) << second.text();
+}
+
+TEST(RunGuards, ABudgetThatCannotHoldTheRunIsRefusedWithATableBeforeAnything) {
+  RunFiles files;
+  files.config.device.memory_bytes = 1 << 20;
+  ProgramRun run(files.train("run"), files / "run.log");
+  EXPECT_EQ(run.wait(), 1);
+  EXPECT_NE(run.text().find("missing"), std::string::npos) << run.text();
+  EXPECT_NE(run.text().find("device.memory"), std::string::npos) << run.text();
+  EXPECT_FALSE(std::filesystem::exists(files / "run-nvme")) << "the store was made";
+}
+
+TEST(RunGuards, AFileSizeLimitBelowTheStoresSizeIsRefusedAtStart) {
+  RunFiles files(scheduler::kTinyTiedLlama, 4);
+  const auto limit = [] {
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{64 << 10, 64 << 10};
+    setrlimit(RLIMIT_FSIZE, &small);
+  };
+  ProgramRun limited(files.train("run"), files / "limited.log", limit);
+  EXPECT_EQ(limited.wait(), 1);
+  EXPECT_NE(limited.text().find("strata: "), std::string::npos) << limited.text();
+  EXPECT_EQ(limited.text().find("step 1/"), std::string::npos) << limited.text();
+  ProgramRun free(files.train("run"), files / "free.log");
+  EXPECT_EQ(free.wait(), 0) << free.text();
+}
+
+TEST(RunGuards, AFullDiskAtStartNamesNeededAndFreeBytes) {
+  RunFiles files(scheduler::kTinyTiedLlama, 3);
+  std::vector<std::string> arguments = files.train("run");
+  const std::filesystem::path mount_point = files / "run-nvme";
+  std::filesystem::create_directories(mount_point);
+  std::filesystem::permissions(mount_point, std::filesystem::perms::owner_all);
+  if (mount("tmpfs", mount_point.c_str(), "tmpfs", 0, "size=1m,mode=0700") != 0)
+    GTEST_SKIP() << "cannot mount a small tmpfs here: " << std::strerror(errno);
+  ProgramRun run(arguments, files / "run.log");
+  EXPECT_EQ(run.wait(), 1);
+  EXPECT_NE(run.text().find("free"), std::string::npos) << run.text();
+  EXPECT_NE(run.text().find("need"), std::string::npos) << run.text();
+  umount(mount_point.c_str());
+}
+
+TEST(RunGuards, AWrongModelOrDataFileIsRefusedAtOnceAndLeavesTheOldState) {
+  RunFiles files(scheduler::kTinyTiedLlama, 3);
+  ProgramRun first(files.train("run"), files / "first.log");
+  ASSERT_EQ(first.wait(), 0) << first.text();
+  const auto refused = [&](const std::string& set) {
+    std::vector<std::string> arguments = files.train("run");
+    arguments.insert(arguments.end(), {"--set", set});
+    ProgramRun run(arguments, files / "refused.log");
+    EXPECT_NE(run.wait(), 0) << set;
+    return run.text();
+  };
+  EXPECT_NE(refused("model.path=\"nowhere\"").find("nowhere"), std::string::npos);
+  EXPECT_NE(refused("data.train=[\"nowhere.txt\"]").find("nowhere.txt"), std::string::npos);
+  EXPECT_NE(refused("data.seed=7").find("data order"), std::string::npos);
+  ProgramRun again(files.train("run"), files / "again.log");
+  ASSERT_EQ(again.wait(), 0) << again.text();
+  EXPECT_EQ(again.value("state_hash"), first.value("state_hash"));
+}
+
+TEST(RunGuards, OmpNumThreadsHasNoEffect) {
+  RunFiles files(scheduler::kTinyTiedLlama, 3);
+  files.config.device.threads = 0;
+  files.config.schedule.update_threads = 0;
+  ProgramRun plain(files.train("plain"), files / "plain.log");
+  ASSERT_EQ(plain.wait(), 0) << plain.text();
+  ProgramRun limited(files.train("limited"), files / "limited.log", [] { setenv("OMP_NUM_THREADS", "1", 1); });
+  ASSERT_EQ(limited.wait(), 0) << limited.text();
+  EXPECT_EQ(plain.value("state_hash"), limited.value("state_hash"));
+  EXPECT_EQ(plain.value("update     "), limited.value("update     "));
+  EXPECT_FALSE(plain.value("update     ").empty()) << plain.text();
+}
+
+}  // namespace
+}  // namespace strata::e2e

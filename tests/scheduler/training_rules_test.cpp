@@ -1,0 +1,163 @@
+// What a step may and may not change: a rate of zero, clipping, gradients that are not finite, micro-batches.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "scheduler/checkpoint.hpp"
+#include "tests/scheduler/training_fixture.hpp"
+
+namespace strata::scheduler {
+namespace {
+
+const Config::Placement kPlacements[] = {{Tier::device, Tier::device, Tier::device, ActivationPolicy::device},
+                                         {Tier::host, Tier::host, Tier::host, ActivationPolicy::recompute},
+                                         {Tier::nvme, Tier::nvme, Tier::nvme, ActivationPolicy::recompute},
+                                         {Tier::host, Tier::device, Tier::nvme, ActivationPolicy::device}};
+
+class TrainingRules : public testing::Test {
+ protected:
+  TrainingRules() {
+    write_random_model(directory_.path(), kTinyLlama);
+    write_text(directory_.path() / "text.txt", 60000);
+  }
+
+  /// All of one quantity after a run.
+  std::vector<float> values(const TrainSummary& summary, Quantity quantity) {
+    const auto reader = CheckpointReader::open(summary.checkpoint);
+    std::vector<float> all;
+    for (size_t unit = 0; unit < reader->layout().units.size(); ++unit) {
+      std::vector<float> part(reader->layout().units[unit].padded_elements);
+      reader->read(quantity, static_cast<int>(unit), {0, part.size()}, part.data());
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }
+
+  std::vector<float> initial_values() {
+    const ModelDescription model = read_model_description(directory_.path() / "model");
+    const ModelLayout layout = make_layout(model);
+    const HfWeights weights(directory_.path() / "model", model, layout);
+    std::vector<float> all;
+    for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+      std::vector<float> part(layout.units[unit].padded_elements);
+      weights.read_as_float(unit, {0, part.size()}, part.data());
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }
+
+  std::filesystem::path fresh_run() { return directory_.path() / ("run" + std::to_string(++runs_)); }
+
+  TemporaryDirectory directory_;
+  int runs_ = 0;
+};
+
+TEST_F(TrainingRules, ARateOfZeroLeavesEveryWeightAsItWasLoadedOnEveryTier) {
+  const std::vector<float> initial = initial_values();
+  for (DType compute : {DType::f32, DType::bf16, DType::f16})
+    for (const Config::Placement& placement : kPlacements) {
+      Config config = tiny_config(directory_.path(), 2);
+      config.precision.compute = compute;
+      config.placement = placement;
+      config.optimizer.lr = std::numeric_limits<double>::min();
+      config.optimizer.weight_decay = 0;
+      EXPECT_EQ(values(run_training(config, fresh_run()), Quantity::master), initial);
+    }
+}
+
+TEST_F(TrainingRules, ATinyMaximumNormBoundsTheFirstMoment) {
+  Config config = tiny_config(directory_.path(), 1);
+  config.gradient_clipping = 1e-4;
+  double squares = 0;
+  for (float m : values(run_training(config, fresh_run()), Quantity::momentum)) squares += double(m) * m;
+  // After one step the first moment is 0.1 of the clipped gradient.
+  EXPECT_NEAR(std::sqrt(squares), 0.1 * 1e-4, 0.1 * 1e-4 * 1e-3);
+}
+
+TEST_F(TrainingRules, MicroBatchesOfAStepEqualOneBatchOfAllOfThem) {
+  const auto loss_and_moments = [&](int64_t size, int64_t count) {
+    Config config = tiny_config(directory_.path(), 1);
+    config.batch = {size, count};
+    const TrainSummary summary = run_training(config, fresh_run());
+    return std::pair{summary.last_loss, values(summary, Quantity::momentum)};
+  };
+  const auto [loss, moments] = loss_and_moments(14, 1);
+  double scale = 0;
+  for (float m : moments) scale += double(m) * m;
+  for (const auto& [size, count] : {std::pair{7, 2}, {2, 7}, {1, 14}}) {
+    const auto [other_loss, other] = loss_and_moments(size, count);
+    EXPECT_NEAR(other_loss, loss, 1e-6 * std::abs(loss)) << count << " micro-batches";
+    double difference = 0;
+    for (size_t i = 0; i < moments.size(); ++i) difference += std::pow(double(other[i]) - moments[i], 2);
+    EXPECT_LT(std::sqrt(difference / scale), 1e-5) << count << " micro-batches";
+  }
+}
+
+TEST_F(TrainingRules, ANonFiniteGradientSkipsTheStepAndChangesNoTier) {
+  // One infinite weight in the middle of the model makes every gradient NaN.
+  const std::filesystem::path model = directory_.path() / "model";
+  const ModelDescription description = read_model_description(model);
+  const ModelLayout layout = make_layout(description);
+  const std::filesystem::path broken = directory_.path() / "broken";
+  {
+    const HfWeights weights(model, description, layout);
+    HfWriterOptions options;
+    options.dtype = DType::f32;
+    options.source = model;
+    HfWriter writer(broken, layout, options);
+    for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+      std::vector<float> part(layout.units[unit].padded_elements);
+      weights.read_as_float(unit, {0, part.size()}, part.data());
+      if (unit == 2) part[layout.units[unit].tensors[1].offset] = std::numeric_limits<float>::infinity();
+      writer.write_from_float(unit, {0, part.size()}, part.data());
+    }
+    writer.finish();
+  }
+  for (DType compute : {DType::f32, DType::bf16, DType::f16})
+    for (const Config::Placement& placement : kPlacements) {
+      Config config = tiny_config(directory_.path(), 3);
+      config.model.path = broken;
+      config.precision.compute = compute;
+      config.placement = placement;
+      int skipped = 0;
+      TrainOptions options;
+      options.config = config;
+      options.run_directory = fresh_run();
+      options.resume = false;
+      options.on_step = [&](const StepReport& report) { skipped += report.skipped; };
+      const TrainSummary summary = train(options);
+      EXPECT_EQ(skipped, 3);
+      for (float m : values(summary, Quantity::momentum)) ASSERT_EQ(m, 0.0f);
+      for (float v : values(summary, Quantity::variance)) ASSERT_EQ(v, 0.0f);
+    }
+}
+
+TEST_F(TrainingRules, EvaluationDoesNotChangeTraining) {
+  Config config = tiny_config(directory_.path(), 6);
+  config.placement = kPlacements[2];
+  const TrainSummary plain = run_training(config, fresh_run());
+  config.data.eval = {directory_.path() / "text.txt"};
+  config.checkpoint.every = 2;
+  const TrainSummary evaluated = run_training(config, fresh_run());
+  EXPECT_EQ(evaluated.state_hash, plain.state_hash);
+  EXPECT_EQ(evaluated.last_loss, plain.last_loss);
+}
+
+TEST_F(TrainingRules, AChangedMicroBatchSizeReadsTheSameSamples) {
+  // Samples are counted one by one, so another split of the same step resumes at the same place.
+  Config config = tiny_config(directory_.path(), 4);
+  config.batch = {.micro_batch_size = 4, .gradient_accumulation_steps = 1};
+  config.steps = 4;
+  const std::filesystem::path run = fresh_run();
+  run_training(config, run);
+  config.batch = {.micro_batch_size = 1, .gradient_accumulation_steps = 4};
+  config.steps = 8;
+  const double resumed = run_training(config, run, /*resume=*/true).last_loss;
+  config.batch = {.micro_batch_size = 4, .gradient_accumulation_steps = 1};
+  const double whole = run_training(config, fresh_run()).last_loss;
+  EXPECT_NEAR(resumed, whole, 1e-4 * std::abs(whole));
+}
+
+}  // namespace
+}  // namespace strata::scheduler
