@@ -174,6 +174,7 @@ void add_init(CLI::App& app) {
   command->add_option("config", arguments->config, "The model's config.json, or a directory that holds one")->required();
   command->add_option("out", arguments->out, "The directory to make; it must be new or empty")->required();
   command->add_option("--seed", arguments->seed, "Of the random weights; the same seed gives the same bits everywhere")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "Of the weights; by default what the configuration says, else fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));

@@ -105,9 +105,10 @@ Facts store_facts(const StoreView& view) {
                  {"directories", view.table.state_file_bytes.size()},
                  {"disk_bytes", view.bytes_on_disk()},
                  {"state", section_rows(view.table.extents)}};
-  if (view.record.generation == 0) facts["problem"] = "nothing has been committed: the run ended before its first state was whole";
+  if (view.table.extents.empty()) facts["holds"] = "scratch alone, which went with its run: no state to resume from";
+  else if (view.record.generation == 0) facts["problem"] = "nothing has been committed: the run ended before its first state was whole";
   if (const auto trainer = view.trainer()) facts["trainer"] = trainer_facts(*trainer);
-  else facts["record"] = printable(view.record.payload, 400);
+  else if (!view.record.payload.empty()) facts["record"] = printable(view.record.payload, 400);
   return facts;
 }
 

@@ -209,10 +209,12 @@ void verify_checkpoint(const fs::path& checkpoint, bool must_be_current, Finding
     const std::vector<fs::path> directories(manifest.store_directories.begin(), manifest.store_directories.end());
     const uint64_t generation = tiers::NvmeStore::inspect(directories.front()).generation;
     if (generation != manifest.store_generation) {
-      (must_be_current ? findings.broken : findings.notes)
+      // A store that is behind its checkpoint has lost a commit.
+      const bool fault = must_be_current || generation < manifest.store_generation;
+      (fault ? findings.broken : findings.notes)
           .push_back(fmt::format("{}: is generation {} of the store in {}, which is at {}", checkpoint.string(),
                                  manifest.store_generation, directories.front().string(), generation));
-      if (must_be_current) return;
+      if (fault) return;
     }
     if (stores_done.insert(fs::weakly_canonical(directories.front()).string()).second) verify_store(directories, findings);
   });
