@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <deque>
 #include <future>
 #include <list>
 #include <mutex>
@@ -58,6 +57,13 @@ struct Job {
   bool complete() const {
     return slots == 0 && (error || (everything_issued() && hashed == transfer.checksum_bytes));
   }
+};
+
+/// Transfers of one direction: those that wait, and the one whose chunks are being begun.
+struct Lane {
+  std::list<std::unique_ptr<Job>> queue;
+  Job* current = nullptr;
+  bool empty() const { return !current && queue.empty(); }
 };
 
 }  // namespace
@@ -169,8 +175,8 @@ class TransferChannel::Worker {
       while (!incoming_.empty()) {
         Job* job = incoming_.front().get();
         if (failed_) job->error = failed_;
-        else (job->transfer.operation == IoOperation::read ? reads_ : writes_).push_back(job);
-        jobs_.splice(jobs_.end(), incoming_, incoming_.begin());
+        auto& queue = failed_ ? jobs_ : (job->transfer.operation == IoOperation::read ? reads_ : writes_).queue;
+        queue.splice(queue.end(), incoming_, incoming_.begin());
       }
     }
     return !stopping || wind_down();
@@ -185,9 +191,7 @@ class TransferChannel::Worker {
     }
     const auto cancelled = std::make_exception_ptr(
         Error(ErrorCode::cancelled, "the store was closed before the transfer ended", files_.empty() ? "" : files_[0].path));
-    for (auto& job : jobs_) {
-      if (!job->everything_issued()) fail(*job, cancelled);
-    }
+    fail_what_is_not_begun(cancelled);
     if (now >= cancel_at_ && !cancel_sent_) {
       cancel_sent_ = true;
       for (size_t i = 0; i < slots_.size(); ++i) {
@@ -244,10 +248,14 @@ class TransferChannel::Worker {
 
   /// Takes the next chunk of the next transfer, reads and writes in turn. False when there is none.
   bool begin_chunk(Slot& slot) {
-    auto& queue = writes_.empty() || (!reads_.empty() && read_next_) ? reads_ : writes_;
-    if (queue.empty()) return false;
+    Lane& lane = writes_.empty() || (!reads_.empty() && read_next_) ? reads_ : writes_;
+    if (lane.empty()) return false;
     read_next_ = !read_next_;
-    Job& job = *queue.front();
+    if (!lane.current) {
+      lane.current = lane.queue.front().get();
+      jobs_.splice(jobs_.end(), lane.queue, lane.queue.begin());
+    }
+    Job& job = *lane.current;
     const uint32_t generation = slot.generation + 1;
     slot = Slot{};
     slot.generation = generation;
@@ -258,7 +266,7 @@ class TransferChannel::Worker {
     job.issued += slot.length;
     job.sync_issued = true;
     ++job.slots;
-    if (job.everything_issued()) queue.pop_front();
+    if (job.everything_issued()) lane.current = nullptr;
     return true;
   }
 
@@ -357,8 +365,9 @@ class TransferChannel::Worker {
 
   void fail(Job& job, std::exception_ptr error) {
     if (!job.error) job.error = std::move(error);
-    std::erase(reads_, &job);
-    std::erase(writes_, &job);
+    for (Lane* lane : {&reads_, &writes_}) {
+      if (lane->current == &job) lane->current = nullptr;
+    }
     for (auto& slot : slots_) {  // chunks that wait for another try
       if (slot.job == &job && !slot.in_engine && slot.done < slot.length) release(slot);
     }
@@ -366,8 +375,16 @@ class TransferChannel::Worker {
 
   void fail_channel(std::exception_ptr error) {
     if (!failed_) failed_ = std::move(error);
-    while (!reads_.empty()) fail(*reads_.front(), failed_);
-    while (!writes_.empty()) fail(*writes_.front(), failed_);
+    fail_what_is_not_begun(failed_);
+  }
+
+  /// Transfers that wait, and the rest of those that are half begun.
+  void fail_what_is_not_begun(const std::exception_ptr& error) {
+    for (Lane* lane : {&reads_, &writes_}) {
+      for (auto& job : lane->queue) job->error = error;
+      jobs_.splice(jobs_.end(), lane->queue);
+      if (lane->current) fail(*lane->current, error);
+    }
   }
 
   void orphan(Slot& slot, const std::exception_ptr& error) {
@@ -489,8 +506,8 @@ class TransferChannel::Worker {
   // The rest belongs to the channel's thread.
   std::unique_ptr<IoEngine> engine_;
   std::vector<Slot> slots_;
-  std::list<std::unique_ptr<Job>> jobs_;
-  std::deque<Job*> reads_, writes_;  // those with chunks left to begin
+  Lane reads_, writes_;
+  std::list<std::unique_ptr<Job>> jobs_;  // begun, and not called back yet
   bool read_next_ = true;
   std::exception_ptr failed_;
   std::optional<Clock::time_point> stop_at_;
