@@ -6,8 +6,8 @@ namespace strata::gpu::kernels {
 // A kernel is a function template over a context `lanes`, which every lane of a group calls with the same arguments:
 //
 //   lanes.lane(), lanes.lanes()   this lane's number, and how many there are
-//   lanes.for_each(n, f)          f(i) for i in [0, n). Calls for different i do not touch the same memory. Index i always falls to the same
-//                                 lane, i % lanes(), so a lane may later read what it wrote itself; no barrier is implied
+//   lanes.for_each(n, f)          f(i) for i in [0, n). Calls for different i do not touch the same memory. Index i always falls to
+//                                 lane i % lanes(), so a lane may later read what it wrote itself; no barrier is implied
 //   lanes.sum(n, f)               the fp32 sum of f(i), in an order fixed by n and the kind of context; every lane gets it
 //   lanes.sum_pair(n, f, g)       the sums of f(i) and of g(i) in one pass, each as sum gives it
 //   lanes.max(n, f)               the largest f(i); every lane gets it. With a NaN among them it is one of the f(i), perhaps the NaN

@@ -7,6 +7,7 @@
 #endif
 
 #include <cmath>
+#include <type_traits>
 
 #include "gpu/kernels/lanes.hpp"
 #include "gpu/kernels/numbers-inl.hpp"
@@ -27,13 +28,18 @@ STRATA_KERNEL void cross_entropy_row(const Lanes& lanes, int64_t columns, const 
   // Read before the reductions, so before any lane writes.
   const float at_label = valid ? to_float(logits[label]) : __builtin_nanf("");
   const float largest = lanes.max(columns, [=](int64_t i) { return to_float(logits[i]); });
-  const float sum = lanes.sum(columns, [=](int64_t i) { return exp(to_float(logits[i]) - largest); });
+  const auto term = [=](int64_t i) { return exp(to_float(logits[i]) - largest); };
+  // A fp32 gradient has room for the terms, which are then computed once.
+  const bool keep = std::is_same_v<G, float> && d_logits != nullptr;
+  if (keep) lanes.for_each(columns, [=](int64_t i) { d_logits[i] = from_float<G>(term(i)); });
+  const float sum = keep ? lanes.sum(columns, [=](int64_t i) { return to_float(d_logits[i]); }) : lanes.sum(columns, term);
   if (lanes.lane() == 0) {
     *loss = std::log(static_cast<double>(sum)) - (static_cast<double>(at_label) - static_cast<double>(largest));
   }
   if (d_logits == nullptr) return;
   const float factor = valid ? scale / sum : __builtin_nanf("");
-  lanes.for_each(columns, [=](int64_t i) { d_logits[i] = from_float<G>(factor * exp(to_float(logits[i]) - largest)); });
+  if (keep) lanes.for_each(columns, [=](int64_t i) { d_logits[i] = from_float<G>(factor * to_float(d_logits[i])); });
+  else lanes.for_each(columns, [=](int64_t i) { d_logits[i] = from_float<G>(factor * term(i)); });
   if (valid && label % lanes.lanes() == lanes.lane()) {
     d_logits[label] = from_float<G>(factor * exp(at_label - largest) - scale);
   }

@@ -20,7 +20,8 @@ struct F16 {
 STRATA_KERNEL_INLINE uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 STRATA_KERNEL_INLINE float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-/// As condition ? a : b, but never with a branch: the compiler keeps a branch around arithmetic that could raise a floating-point exception.
+/// As condition ? a : b, but never with a branch, which the compiler would keep around arithmetic that may raise a floating-point
+/// exception.
 STRATA_KERNEL_INLINE uint32_t choose(bool condition, uint32_t a, uint32_t b) {
   const uint32_t mask = 0u - static_cast<uint32_t>(condition);
   return (a & mask) | (b & ~mask);
@@ -53,9 +54,9 @@ STRATA_KERNEL_INLINE float from_float<float>(float value) {
 template <>
 STRATA_KERNEL_INLINE Bf16 from_float<Bf16>(float value) {
   const uint32_t bits = bits_of(value);
-  const uint32_t rounded = (bits + 0x8000u) >> 16;
-  const uint32_t quiet = (bits >> 16) | 0x40u;
-  return {static_cast<uint16_t>(choose((bits & 0x7fffffffu) > 0x7f800000u, quiet, rounded))};
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  const uint32_t rounded = bits + choose(nan, 0u, 0x8000u);
+  return {static_cast<uint16_t>((rounded >> 16) | choose(nan, 0x40u, 0u))};
 }
 template <>
 STRATA_KERNEL_INLINE F16 from_float<F16>(float value) {

@@ -155,7 +155,8 @@ TYPED_TEST(LaneKernels, SumsWithAFixedOrderAgreeToTheBit) {
     const auto partials = numbers<float>(3 * columns, 13);
     const std::vector<int32_t> tokens = {2, 0, 2, 2, 1, 0, 2, 1, 2};
     const auto make = [&] {
-      return Outputs{std::vector<double>(32), numbers<float>(3 * columns, 14), numbers<float>(2 * columns, 15), numbers<float>(columns, 16)};
+      return Outputs{std::vector<double>(32), numbers<float>(3 * columns, 14), numbers<float>(2 * columns, 15),
+                     numbers<float>(columns, 16)};
     };
     compare(make, [&](const auto& lanes, Outputs& out) {
       out.block_sum[static_cast<size_t>(lanes.lane())] = sum_squares(lanes, kTokens * columns, x.data());

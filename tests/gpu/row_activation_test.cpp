@@ -4,9 +4,6 @@
 namespace strata::gpu {
 namespace {
 
-class RowActivations : public EveryInstructionSet {};
-STRATA_EVERY_INSTRUCTION_SET(RowActivations);
-
 constexpr Activation kKinds[] = {Activation::gelu_tanh, Activation::gelu_erf, Activation::silu, Activation::relu};
 
 double value_of(Activation kind, double x) {
@@ -44,7 +41,7 @@ Array inputs(DType dtype) {
   return Array::of(dtype, x);
 }
 
-TEST_P(RowActivations, ValuesAndGradientsMatchDouble) {
+TEST(RowActivations, ValuesAndGradientsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     const Array x = inputs(dtype), d_y = Array::normal(dtype, x.size(), 3);
     for (const Activation kind : kKinds) {
@@ -67,32 +64,34 @@ TEST_P(RowActivations, ValuesAndGradientsMatchDouble) {
   }
 }
 
-TEST_P(RowActivations, TheLowerTailOfGeluKeepsItsDigits) {
+TEST(RowActivations, TheLowerTailOfGeluKeepsItsDigits) {
   // 1 + tanh(u) and 1 + erf(u) in fp32 are off by 1e-4 and more here.
   const Array x = Array::of(DType::f32, {-3.0, -4.0, -4.5, -5.0});
-  Machine m(1);
-  void* y = m.room(x.bytes().size());
-  for (const Activation kind : {Activation::gelu_tanh, Activation::gelu_erf}) {
-    m.rows().activation(m.stream(), DType::f32, kind, x.size(), m.put(x), y);
-    const Array got = m.get(y, DType::f32, x.size());
-    for (int64_t i = 0; i < x.size(); ++i) {
-      EXPECT_NEAR(got[i] / value_of(kind, x[i]), 1.0, 5e-6) << static_cast<int>(kind) << " of " << x[i];
+  with_every_instruction_set([&](Machine& m) {
+    void* y = m.room(x.bytes().size());
+    for (const Activation kind : {Activation::gelu_tanh, Activation::gelu_erf}) {
+      m.rows().activation(m.stream(), DType::f32, kind, x.size(), m.put(x), y);
+      const Array got = m.get(y, DType::f32, x.size());
+      for (int64_t i = 0; i < x.size(); ++i) {
+        EXPECT_NEAR(got[i] / value_of(kind, x[i]), 1.0, 5e-6) << static_cast<int>(kind) << " of " << x[i];
+      }
     }
-  }
+  });
 }
 
-TEST_P(RowActivations, NanStaysNan) {
+TEST(RowActivations, NanStaysNan) {
   const Array x = Array::of(DType::f32, {NAN, NAN, NAN, 1.0});
-  Machine m(1);
-  void* y = m.room(x.bytes().size());
-  for (const Activation kind : kKinds) {
-    m.rows().activation(m.stream(), DType::f32, kind, x.size(), m.put(x), y);
-    EXPECT_TRUE(std::isnan(m.get(y, DType::f32, x.size())[1])) << static_cast<int>(kind);
-    EXPECT_FALSE(std::isnan(m.get(y, DType::f32, x.size())[3])) << static_cast<int>(kind);
-  }
+  with_every_instruction_set([&](Machine& m) {
+    void* y = m.room(x.bytes().size());
+    for (const Activation kind : kKinds) {
+      m.rows().activation(m.stream(), DType::f32, kind, x.size(), m.put(x), y);
+      EXPECT_TRUE(std::isnan(m.get(y, DType::f32, x.size())[1])) << static_cast<int>(kind);
+      EXPECT_FALSE(std::isnan(m.get(y, DType::f32, x.size())[3])) << static_cast<int>(kind);
+    }
+  });
 }
 
-TEST_P(RowActivations, GatedValuesAndGradientsMatchDoubleAlsoInPlace) {
+TEST(RowActivations, GatedValuesAndGradientsMatchDoubleAlsoInPlace) {
   for (const DType dtype : kAllDTypes) {
     for (const Activation kind : kKinds) {
       for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {5, 33}, {40, 320}}) {
@@ -121,14 +120,15 @@ TEST_P(RowActivations, GatedValuesAndGradientsMatchDoubleAlsoInPlace) {
   }
 }
 
-TEST_P(RowActivations, GradientsRunInPlace) {
+TEST(RowActivations, GradientsRunInPlace) {
   for (const DType dtype : kAllDTypes) {
     const Array x = Array::normal(dtype, 1000, 1), d_y = Array::normal(dtype, 1000, 2);
-    Machine m(1);
-    void *d_x = m.room(x.bytes().size()), *in_place = m.put(d_y);
-    m.rows().activation_backward(m.stream(), dtype, Activation::gelu_tanh, 1000, m.put(x), m.put(d_y), d_x);
-    m.rows().activation_backward(m.stream(), dtype, Activation::gelu_tanh, 1000, m.put(x), in_place, in_place);
-    EXPECT_EQ(m.get(in_place, dtype, 1000), m.get(d_x, dtype, 1000));
+    with_every_instruction_set([&](Machine& m) {
+      void *d_x = m.room(x.bytes().size()), *in_place = m.put(d_y);
+      m.rows().activation_backward(m.stream(), dtype, Activation::gelu_tanh, 1000, m.put(x), m.put(d_y), d_x);
+      m.rows().activation_backward(m.stream(), dtype, Activation::gelu_tanh, 1000, m.put(x), in_place, in_place);
+      EXPECT_EQ(m.get(in_place, dtype, 1000), m.get(d_x, dtype, 1000));
+    });
   }
 }
 

@@ -7,10 +7,7 @@
 namespace strata::gpu {
 namespace {
 
-class RowElementwise : public EveryInstructionSet {};
-STRATA_EVERY_INSTRUCTION_SET(RowElementwise);
-
-TEST_P(RowElementwise, RopeRotatesPairsAndBackAgain) {
+TEST(RowElementwise, RopeRotatesPairsAndBackAgain) {
   constexpr int64_t kRows = 21, kHeads = 3, kSequence = 8;
   for (const DType dtype : kAllDTypes) {
     for (const int64_t head_dim : {2, 10, 64}) {
@@ -45,7 +42,7 @@ TEST_P(RowElementwise, RopeRotatesPairsAndBackAgain) {
   }
 }
 
-TEST_P(RowElementwise, AddAndAddBiasMatchDouble) {
+TEST(RowElementwise, AddAndAddBiasMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     constexpr int64_t kRows = 300, kColumns = 77, kStride = 80;
     const Array a = Array::normal(dtype, kRows * kStride, 1), b = Array::normal(dtype, kRows * kStride, 2);
@@ -73,7 +70,7 @@ TEST_P(RowElementwise, AddAndAddBiasMatchDouble) {
   }
 }
 
-TEST_P(RowElementwise, GatherTakesRowsAndAddsPositions) {
+TEST(RowElementwise, GatherTakesRowsAndAddsPositions) {
   for (const DType dtype : kAllDTypes) {
     constexpr int64_t kTokens = 45, kColumns = 50, kVocabulary = 13, kSequence = 9;
     const Array table = Array::normal(dtype, kVocabulary * kColumns, 1), positions = Array::normal(dtype, kSequence * kColumns, 2);
@@ -97,7 +94,7 @@ TEST_P(RowElementwise, GatherTakesRowsAndAddsPositions) {
   }
 }
 
-TEST_P(RowElementwise, ScatterAddAddsRepeatedTokensInTokenOrder) {
+TEST(RowElementwise, ScatterAddAddsRepeatedTokensInTokenOrder) {
   constexpr int64_t kTokens = 200, kColumns = 333, kVocabulary = 7, kSequence = 40;
   for (const DType dtype : kAllDTypes) {
     const Array d_y = Array::normal(dtype, kTokens * kColumns, 1), before = Array::normal(DType::f32, kVocabulary * kColumns, 2);
@@ -143,39 +140,40 @@ std::vector<float> hard_numbers() {
   return numbers;
 }
 
-TEST_P(RowElementwise, CastsHaveTheBitsOfTheScalarConversions) {
+TEST(RowElementwise, CastsHaveTheBitsOfTheScalarConversions) {
   const std::vector<float> numbers = hard_numbers();
   const auto count = static_cast<int64_t>(numbers.size());
-  Machine m(2);
-  const float* x = m.put(numbers);
-  auto *halves = m.room<uint16_t>(numbers.size() * 2), *more_halves = m.room<uint16_t>(numbers.size() * 2);
-  auto* singles = m.room<float>(numbers.size() * 4);
-  const auto is_signaling_nan = [](float value) {
-    const auto bits = std::bit_cast<uint32_t>(value);
-    return std::isnan(value) && (bits & 0x400000u) == 0;
-  };
-  for (const DType dtype : {DType::bf16, DType::f16}) {
-    m.rows().cast(m.stream(), DType::f32, dtype, count, x, halves);
-    m.rows().cast(m.stream(), dtype, DType::f32, count, halves, singles);
-    m.rows().cast(m.stream(), dtype, dtype, count, halves, more_halves);
-    const auto narrow = m.get(halves, count), again = m.get(more_halves, count);
-    const auto wide = m.get(singles, count);
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      if (is_signaling_nan(numbers[i])) {  // moving it through a register may make it quiet
-        ASSERT_TRUE(std::isnan(wide[i]));
-        continue;
+  with_every_instruction_set([&](Machine& m) {
+    const float* x = m.put(numbers);
+    auto *halves = m.room<uint16_t>(numbers.size() * 2), *more_halves = m.room<uint16_t>(numbers.size() * 2);
+    auto* singles = m.room<float>(numbers.size() * 4);
+    const auto is_signaling_nan = [](float value) {
+      const auto bits = std::bit_cast<uint32_t>(value);
+      return std::isnan(value) && (bits & 0x400000u) == 0;
+    };
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      m.rows().cast(m.stream(), DType::f32, dtype, count, x, halves);
+      m.rows().cast(m.stream(), dtype, DType::f32, count, halves, singles);
+      m.rows().cast(m.stream(), dtype, dtype, count, halves, more_halves);
+      const auto narrow = m.get(halves, count), again = m.get(more_halves, count);
+      const auto wide = m.get(singles, count);
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        if (is_signaling_nan(numbers[i])) {  // moving it through a register may make it quiet
+          ASSERT_TRUE(std::isnan(wide[i]));
+          continue;
+        }
+        ASSERT_EQ(narrow[i], half_from_float(dtype, numbers[i])) << to_string(dtype) << " of " << numbers[i];
+        ASSERT_EQ(std::bit_cast<uint32_t>(wide[i]), std::bit_cast<uint32_t>(float_from_half(dtype, narrow[i]))) << narrow[i];
+        ASSERT_EQ(again[i], narrow[i]);
       }
-      ASSERT_EQ(narrow[i], half_from_float(dtype, numbers[i])) << to_string(dtype) << " of " << numbers[i];
-      ASSERT_EQ(std::bit_cast<uint32_t>(wide[i]), std::bit_cast<uint32_t>(float_from_half(dtype, narrow[i]))) << narrow[i];
-      ASSERT_EQ(again[i], narrow[i]);
     }
-  }
-  m.rows().cast(m.stream(), DType::f32, DType::f32, count, x, singles);
-  const auto same = m.get(singles, count);
-  EXPECT_EQ(std::memcmp(same.data(), numbers.data(), numbers.size() * 4), 0);
+    m.rows().cast(m.stream(), DType::f32, DType::f32, count, x, singles);
+    const auto same = m.get(singles, count);
+    EXPECT_EQ(std::memcmp(same.data(), numbers.data(), numbers.size() * 4), 0);
+  });
 }
 
-TEST_P(RowElementwise, SumSquaresHasTheBitsOfItsDefinition) {
+TEST(RowElementwise, SumSquaresHasTheBitsOfItsDefinition) {
   constexpr auto kBlock = static_cast<int64_t>(kBlockElements);
   constexpr int64_t kBlocks = 11;
   for (const DType dtype : kAllDTypes) {
@@ -197,31 +195,33 @@ TEST_P(RowElementwise, SumSquaresHasTheBitsOfItsDefinition) {
   }
 }
 
-TEST_P(RowElementwise, ANonFiniteElementMakesItsBlockSumNonFinite) {
+TEST(RowElementwise, ANonFiniteElementMakesItsBlockSumNonFinite) {
   constexpr auto kBlock = static_cast<int64_t>(kBlockElements);
   for (const DType dtype : kAllDTypes) {
     for (const double bad : {static_cast<double>(INFINITY), -static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
       for (const int64_t place : {int64_t{0}, int64_t{15}, int64_t{1234}, kBlock - 1}) {
         Array x = Array::normal(dtype, 3 * kBlock, 3);
         x.set(kBlock + place, bad);
-        Machine m(1);
-        auto* sums = m.room<double>(3 * 8);
-        m.rows().sum_squares(m.stream(), dtype, x.size(), m.put(x), sums);
-        const auto got = m.get(sums, 3);
-        EXPECT_TRUE(std::isfinite(got[0]) && std::isfinite(got[2]));
-        EXPECT_FALSE(std::isfinite(got[1])) << bad << " at " << place;
+        with_every_instruction_set([&](Machine& m) {
+          auto* sums = m.room<double>(3 * 8);
+          m.rows().sum_squares(m.stream(), dtype, x.size(), m.put(x), sums);
+          const auto got = m.get(sums, 3);
+          EXPECT_TRUE(std::isfinite(got[0]) && std::isfinite(got[2]));
+          EXPECT_FALSE(std::isfinite(got[1])) << bad << " at " << place;
+        });
       }
     }
   }
 }
 
-TEST_P(RowElementwise, SumSquaresOfTheLargestFloatsDoesNotOverflow) {
+TEST(RowElementwise, SumSquaresOfTheLargestFloatsDoesNotOverflow) {
   Array x(DType::f32, static_cast<int64_t>(kBlockElements));
   for (int64_t i = 0; i < x.size(); ++i) x.set(i, std::numeric_limits<float>::max());
-  Machine m(1);
-  auto* sums = m.room<double>(8);
-  m.rows().sum_squares(m.stream(), DType::f32, x.size(), m.put(x), sums);
-  EXPECT_NEAR(m.get(sums, 1)[0] / (4096.0 * 0x1.fffffep127 * 0x1.fffffep127), 1.0, 1e-13);
+  with_every_instruction_set([&](Machine& m) {
+    auto* sums = m.room<double>(8);
+    m.rows().sum_squares(m.stream(), DType::f32, x.size(), m.put(x), sums);
+    EXPECT_NEAR(m.get(sums, 1)[0] / (4096.0 * 0x1.fffffep127 * 0x1.fffffep127), 1.0, 1e-13);
+  });
 }
 
 TEST(RowKernels, SumSquaresRefusesPartOfABlock) {
@@ -235,7 +235,7 @@ struct AdamCase {
   DType gradient;
 };
 
-TEST_P(RowElementwise, AdamwHasTheBitsOfTheScalarUpdate) {
+TEST(RowElementwise, AdamwHasTheBitsOfTheScalarUpdate) {
   constexpr AdamCase kCases[] = {{MasterFormat::parameter, DType::f32, DType::f32}, {MasterFormat::split, DType::bf16, DType::bf16},
                                  {MasterFormat::split, DType::bf16, DType::f32},    {MasterFormat::fp32, DType::f16, DType::f16},
                                  {MasterFormat::fp32, DType::bf16, DType::f32}};

@@ -4,9 +4,6 @@
 namespace strata::gpu {
 namespace {
 
-class RowLoss : public EveryInstructionSet {};
-STRATA_EVERY_INSTRUCTION_SET(RowLoss);
-
 struct Loss {
   std::vector<double> losses;
   Array d_logits;
@@ -64,7 +61,7 @@ void check(const Array& logits, const std::vector<int32_t>& labels, float scale,
   expect_close(got.d_logits, d_logits, gradient_dtype == DType::f32 ? 60 : 1.5, 8 * scale, "d_logits");
 }
 
-TEST_P(RowLoss, LossesAndGradientsMatchDouble) {
+TEST(RowLoss, LossesAndGradientsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     for (const DType gradient_dtype : kAllDTypes) {
       for (const int64_t columns : {2, 17, 50, 1003}) {
@@ -77,56 +74,61 @@ TEST_P(RowLoss, LossesAndGradientsMatchDouble) {
   }
 }
 
-TEST_P(RowLoss, OneColumnHasNoLossAndNoGradient) {
-  Machine m(1);
-  const Loss got = run(m, Array::of(DType::f32, {3.0, -1e30, 0.0}), {0, 0, -100}, 1.0f, DType::f32);
-  EXPECT_EQ(got.losses, (std::vector<double>{0.0, 0.0, 0.0}));
-  EXPECT_EQ(got.d_logits, Array::of(DType::f32, {0.0, 0.0, 0.0}));
+TEST(RowLoss, OneColumnHasNoLossAndNoGradient) {
+  with_every_instruction_set([&](Machine& m) {
+    const Loss got = run(m, Array::of(DType::f32, {3.0, -1e30, 0.0}), {0, 0, -100}, 1.0f, DType::f32);
+    EXPECT_EQ(got.losses, (std::vector<double>{0.0, 0.0, 0.0}));
+    EXPECT_EQ(got.d_logits, Array::of(DType::f32, {0.0, 0.0, 0.0}));
+  });
 }
 
-TEST_P(RowLoss, HugeLogitsDoNotOverflow) {
+TEST(RowLoss, HugeLogitsDoNotOverflow) {
   Array logits(DType::f32, 2 * 20);
   for (int64_t i = 0; i < logits.size(); ++i) logits.set(i, i < 20 ? 1e38 - 1e36 * static_cast<double>(i) : -3e38);
-  Machine m(1);
-  const Loss got = run(m, logits, {0, 5}, 1.0f, DType::f32);
-  EXPECT_EQ(got.losses[0], 0.0);
-  EXPECT_NEAR(got.losses[1], std::log(20.0), 1e-6);
-  EXPECT_NEAR(got.d_logits[25], 1 / 20.0 - 1, 1e-6);
-  for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(got.d_logits[i], 0.0) << i;
+  with_every_instruction_set([&](Machine& m) {
+    const Loss got = run(m, logits, {0, 5}, 1.0f, DType::f32);
+    EXPECT_EQ(got.losses[0], 0.0);
+    EXPECT_NEAR(got.losses[1], std::log(20.0), 1e-6);
+    EXPECT_NEAR(got.d_logits[25], 1 / 20.0 - 1, 1e-6);
+    for (int64_t i = 0; i < 20; ++i) EXPECT_EQ(got.d_logits[i], 0.0) << i;
+  });
 }
 
-TEST_P(RowLoss, NanOrInfinityInARowShowsInItsLossAlone) {
+TEST(RowLoss, NanOrInfinityInARowShowsInItsLossAlone) {
   for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
     for (const int64_t place : {0, 1, 35}) {
       Array logits = Array::normal(DType::f32, 3 * 36, 1);
       logits.set(36 + place, bad);
-      Machine m(1);
-      const Loss got = run(m, logits, {1, 1, 1}, 1.0f, DType::bf16);
-      EXPECT_TRUE(std::isfinite(got.losses[0]) && std::isfinite(got.losses[2]));
-      EXPECT_FALSE(std::isfinite(got.losses[1])) << bad << " at " << place;
+      with_every_instruction_set([&](Machine& m) {
+        const Loss got = run(m, logits, {1, 1, 1}, 1.0f, DType::bf16);
+        EXPECT_TRUE(std::isfinite(got.losses[0]) && std::isfinite(got.losses[2]));
+        EXPECT_FALSE(std::isfinite(got.losses[1])) << bad << " at " << place;
+      });
     }
   }
 }
 
-TEST_P(RowLoss, ALabelOutsideTheVocabularyGivesNan) {
-  Machine m(1);
-  const Loss got = run(m, Array::normal(DType::f32, 4 * 10, 1), {3, 10, -1, -101}, 1.0f, DType::f32);
-  EXPECT_TRUE(std::isfinite(got.losses[0]));
-  for (size_t i = 1; i < 4; ++i) EXPECT_TRUE(std::isnan(got.losses[i])) << i;
+TEST(RowLoss, ALabelOutsideTheVocabularyGivesNan) {
+  with_every_instruction_set([&](Machine& m) {
+    const Loss got = run(m, Array::normal(DType::f32, 4 * 10, 1), {3, 10, -1, -101}, 1.0f, DType::f32);
+    EXPECT_TRUE(std::isfinite(got.losses[0]));
+    for (size_t i = 1; i < 4; ++i) EXPECT_TRUE(std::isnan(got.losses[i])) << i;
+  });
 }
 
-TEST_P(RowLoss, SumInOrderAddsOneAfterAnother) {
+TEST(RowLoss, SumInOrderAddsOneAfterAnother) {
   // In any other order the small numbers survive.
   const std::vector<double> values = {1e16, 1.0, -1e16, 1.0, 0.5};
-  Machine m(2);
-  double* const sum = m.put(std::vector<double>{100.0});
-  const double* const dev_values = m.put(values);
-  m.rows().sum_in_order(m.stream(), 5, dev_values, sum, false);
-  EXPECT_EQ(m.get(sum, 1)[0], 1.5);
-  m.rows().sum_in_order(m.stream(), 2, dev_values + 3, sum, true);
-  EXPECT_EQ(m.get(sum, 1)[0], 3.0);
-  m.rows().sum_in_order(m.stream(), 0, dev_values, sum, true);
-  EXPECT_EQ(m.get(sum, 1)[0], 3.0);
+  with_every_instruction_set([&](Machine& m) {
+    double* const sum = m.put(std::vector<double>{100.0});
+    const double* const dev_values = m.put(values);
+    m.rows().sum_in_order(m.stream(), 5, dev_values, sum, false);
+    EXPECT_EQ(m.get(sum, 1)[0], 1.5);
+    m.rows().sum_in_order(m.stream(), 2, dev_values + 3, sum, true);
+    EXPECT_EQ(m.get(sum, 1)[0], 3.0);
+    m.rows().sum_in_order(m.stream(), 0, dev_values, sum, true);
+    EXPECT_EQ(m.get(sum, 1)[0], 3.0);
+  });
 }
 
 }  // namespace

@@ -4,9 +4,6 @@
 namespace strata::gpu {
 namespace {
 
-class RowNorms : public EveryInstructionSet {};
-STRATA_EVERY_INSTRUCTION_SET(RowNorms);
-
 struct Shape {
   int64_t rows, columns, padding;  // x's stride is columns + padding
 };
@@ -135,54 +132,56 @@ void check_norm(bool centered, DType dtype, Shape shape) {
   if (centered) expect_close(got.d_bias, d_bias, 2, 100, "d_bias");
 }
 
-TEST_P(RowNorms, RmsNormAndItsGradientsMatchDouble) {
+TEST(RowNorms, RmsNormAndItsGradientsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     for (const Shape& shape : kShapes) check_norm(false, dtype, shape);
   }
 }
 
-TEST_P(RowNorms, LayerNormAndItsGradientsMatchDouble) {
+TEST(RowNorms, LayerNormAndItsGradientsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     for (const Shape& shape : kShapes) check_norm(true, dtype, shape);
   }
 }
 
-TEST_P(RowNorms, RmsNormRoundsBeforeTheWeightAsHuggingFaceDoes) {
+TEST(RowNorms, RmsNormRoundsBeforeTheWeightAsHuggingFaceDoes) {
   // x * rstd = 1.00390625 lies between the bf16 numbers 1 and 1.0078125; which one it becomes shows in the product with 3.
   const Array x = Array::of(DType::bf16, {1.0, 1.0}), weight = Array::of(DType::bf16, {3.0, 3.0});
-  Machine m(1);
-  const float epsilon = 1.0f / (1.00390625f * 1.00390625f) - 1.0f;
-  void* y = m.room(4);
-  auto* rstd = m.room<float>(4);
-  m.rows().rms_norm(m.stream(), DType::bf16, {1, 2, 2}, m.put(x), m.put(weight), epsilon, y, 2, rstd);
-  const double stored = float_from_bf16(bf16_from_float(1.0f * m.get(rstd, 1)[0]));
-  EXPECT_EQ(m.get(y, DType::bf16, 2), Array::of(DType::bf16, {3 * stored, 3 * stored}));
-  EXPECT_NE(float_from_bf16(bf16_from_float(3 * m.get(rstd, 1)[0])), 3 * stored) << "the case does not tell the two apart";
+  with_every_instruction_set([&](Machine& m) {
+    const float epsilon = 1.0f / (1.00390625f * 1.00390625f) - 1.0f;
+    void* y = m.room(4);
+    auto* rstd = m.room<float>(4);
+    m.rows().rms_norm(m.stream(), DType::bf16, {1, 2, 2}, m.put(x), m.put(weight), epsilon, y, 2, rstd);
+    const double stored = float_from_bf16(bf16_from_float(1.0f * m.get(rstd, 1)[0]));
+    EXPECT_EQ(m.get(y, DType::bf16, 2), Array::of(DType::bf16, {3 * stored, 3 * stored}));
+    EXPECT_NE(float_from_bf16(bf16_from_float(3 * m.get(rstd, 1)[0])), 3 * stored) << "the case does not tell the two apart";
+  });
 }
 
-TEST_P(RowNorms, NormsRunInPlace) {
+TEST(RowNorms, NormsRunInPlace) {
   for (const DType dtype : kAllDTypes) {
     constexpr int64_t kRows = 9, kColumns = 37;
     const Rows rows{kRows, kColumns, kColumns};
     const Array x = Array::normal(dtype, kRows * kColumns, 1), weight = Array::normal(dtype, kColumns, 2);
     const Array d_y = Array::normal(dtype, kRows * kColumns, 3);
-    Machine m(2);
-    const void *dev_weight = m.put(weight), *dev_x = m.put(x);
-    void *y = m.room(x.bytes().size()), *in_place = m.put(x), *d_x = m.room(x.bytes().size()), *d_in_place = m.put(d_y);
-    auto *statistics = m.room<float>(kRows * 8), *sums = m.room<float>(kColumns * 4), *more = m.room<float>(kColumns * 4);
-    void* scratch = m.room(m.rows().reduction_scratch_bytes(kRows, kColumns));
-    m.rows().layer_norm(m.stream(), dtype, rows, dev_x, dev_weight, dev_weight, 1e-5f, y, kColumns, statistics);
-    m.rows().layer_norm(m.stream(), dtype, rows, in_place, dev_weight, dev_weight, 1e-5f, in_place, kColumns, statistics);
-    m.rows().layer_norm_backward(m.stream(), dtype, rows, dev_x, dev_weight, statistics, m.put(d_y), kColumns, d_x, kColumns, false,
-                                 sums, more, false, scratch);
-    m.rows().layer_norm_backward(m.stream(), dtype, rows, dev_x, dev_weight, statistics, d_in_place, kColumns, d_in_place, kColumns,
-                                 false, sums, more, false, scratch);
-    EXPECT_EQ(m.get(in_place, dtype, x.size()), m.get(y, dtype, x.size()));
-    EXPECT_EQ(m.get(d_in_place, dtype, x.size()), m.get(d_x, dtype, x.size()));
+    with_every_instruction_set([&](Machine& m) {
+      const void *dev_weight = m.put(weight), *dev_x = m.put(x);
+      void *y = m.room(x.bytes().size()), *in_place = m.put(x), *d_x = m.room(x.bytes().size()), *d_in_place = m.put(d_y);
+      auto *statistics = m.room<float>(kRows * 8), *sums = m.room<float>(kColumns * 4), *more = m.room<float>(kColumns * 4);
+      void* scratch = m.room(m.rows().reduction_scratch_bytes(kRows, kColumns));
+      m.rows().layer_norm(m.stream(), dtype, rows, dev_x, dev_weight, dev_weight, 1e-5f, y, kColumns, statistics);
+      m.rows().layer_norm(m.stream(), dtype, rows, in_place, dev_weight, dev_weight, 1e-5f, in_place, kColumns, statistics);
+      m.rows().layer_norm_backward(m.stream(), dtype, rows, dev_x, dev_weight, statistics, m.put(d_y), kColumns, d_x, kColumns, false,
+                                   sums, more, false, scratch);
+      m.rows().layer_norm_backward(m.stream(), dtype, rows, dev_x, dev_weight, statistics, d_in_place, kColumns, d_in_place, kColumns,
+                                   false, sums, more, false, scratch);
+      EXPECT_EQ(m.get(in_place, dtype, x.size()), m.get(y, dtype, x.size()));
+      EXPECT_EQ(m.get(d_in_place, dtype, x.size()), m.get(d_x, dtype, x.size()));
+    });
   }
 }
 
-TEST_P(RowNorms, ColumnSumsMatchDouble) {
+TEST(RowNorms, ColumnSumsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     for (const Shape& shape : {Shape{1, 1, 0}, Shape{33, 5, 3}, Shape{100, 1500, 0}}) {
       const int64_t stride = shape.columns + shape.padding;

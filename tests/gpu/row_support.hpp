@@ -19,23 +19,28 @@
 
 namespace strata::gpu {
 
-/// Tests derived from this run once with each instruction set that the row kernels are compiled for and this processor has.
-class EveryInstructionSet : public testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override { hwy::GetChosenTarget().Update(GetParam()); }
-  void TearDown() override { hwy::GetChosenTarget().Update(hwy::SupportedTargets()); }
+/// While it lives, the row kernels use one of the instruction sets that they are compiled for.
+class InstructionSet {
+ public:
+  explicit InstructionSet(int64_t set) : trace_(__FILE__, __LINE__, set == 0 ? "baseline" : hwy::TargetName(set)) {
+    hwy::GetChosenTarget().Update(set);
+  }
+  ~InstructionSet() { hwy::GetChosenTarget().Update(hwy::SupportedTargets()); }
+  InstructionSet(const InstructionSet&) = delete;
+  InstructionSet& operator=(const InstructionSet&) = delete;
+
+ private:
+  testing::ScopedTrace trace_;
 };
+
+/// Those that this processor has; 0 is what every processor of its architecture has.
 inline std::vector<int64_t> instruction_sets() {
-  std::vector<int64_t> sets = {0};  // what every processor of this architecture has
+  std::vector<int64_t> sets = {0};
   for (const int64_t set : {HWY_AVX2, HWY_AVX3}) {
     if ((hwy::SupportedTargets() & set) != 0) sets.push_back(set);
   }
   return sets;
 }
-#define STRATA_EVERY_INSTRUCTION_SET(suite)                                                       \
-  INSTANTIATE_TEST_SUITE_P(On, suite, testing::ValuesIn(instruction_sets()), [](const auto& test) { \
-    return std::string(test.param == 0 ? "Baseline" : hwy::TargetName(test.param));               \
-  })
 
 inline constexpr DType kAllDTypes[] = {DType::f32, DType::bf16, DType::f16};
 
@@ -100,6 +105,7 @@ class Machine {
 
   /// Everything that was put or taken is given up.
   void clear() {
+    device_->synchronize(*stream_, kDeadline);
     slabs_.resize(std::min<size_t>(slabs_.size(), 1));
     slab_taken_ = 0;
   }
@@ -152,20 +158,38 @@ class Machine {
 
   static constexpr std::chrono::milliseconds kDeadline{60000};
   std::unique_ptr<HostDevice> device_;
-  std::unique_ptr<Stream> stream_;
   std::vector<DeviceBuffer> slabs_;
   uint64_t slab_taken_ = 0;
+  std::unique_ptr<Stream> stream_;  // destroyed first: it drains, and its work uses the slabs
 };
 
-/// Runs `body` on machines of 1, 2 and 5 threads, and returns its results, which must have the same bits on all of them.
+/// Runs `body` on machines of 1, 2 and 5 threads with every instruction set, and returns its results, which must have the same bits
+/// everywhere.
 template <class Body>
 auto on_every_machine(const Body& body) {
   static Machine machines[] = {Machine(1), Machine(2), Machine(5)};  // kept, because starting a team of threads takes longer than a test
-  for (Machine& machine : machines) machine.clear();
-  const auto expected = body(machines[0]);
-  EXPECT_EQ(body(machines[1]), expected) << "the bits differ between 1 and 2 threads";
-  EXPECT_EQ(body(machines[2]), expected) << "the bits differ between 1 and 5 threads";
+  const auto run = [&](int64_t set, Machine& machine) {
+    const InstructionSet scope(set);
+    machine.clear();
+    return body(machine);
+  };
+  const auto expected = run(0, machines[0]);
+  for (const int64_t set : instruction_sets()) {
+    for (Machine& machine : machines) {
+      EXPECT_EQ(run(set, machine), expected) << "the bits depend on the thread count or the instruction set " << set;
+    }
+  }
   return expected;
+}
+
+/// Calls body(machine) with every instruction set.
+template <class Body>
+void with_every_instruction_set(const Body& body) {
+  for (const int64_t set : instruction_sets()) {
+    const InstructionSet scope(set);
+    Machine machine(2);
+    body(machine);
+  }
 }
 
 /// Within `roundings` storage errors of the wanted number, or of `scale` fp32 errors where sums cancel.
