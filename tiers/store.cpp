@@ -84,6 +84,7 @@ class FileStore final : public NvmeStore {
 
   void commit(const std::string& record) override {
     STRATA_CHECK(!read_only_ && record.size() <= kRecordBytesMax, "read-only {}, record of {} bytes", read_only_, record.size());
+    for (const auto& channel : channels_) STRATA_CHECK(!channel->on_own_thread(), "commit from a callback");
     std::lock_guard committing(commit_mutex_);
     const CommitRecord next = prepare_commit(record);
     try {

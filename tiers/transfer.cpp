@@ -117,6 +117,8 @@ class TransferChannel::Worker {
     wake_locked();
   }
 
+  bool on_own_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
   TransferCounters counters;
   std::string engine_description;
 
@@ -527,6 +529,7 @@ TransferChannel::~TransferChannel() = default;
 void TransferChannel::submit(Transfer transfer) { worker_->submit(std::move(transfer)); }
 
 uint64_t TransferChannel::run(Transfer transfer) {
+  STRATA_CHECK(!on_own_thread(), "a callback waits for '{}'", transfer.label);
   // Shared with the callback: set_value may still be running when get() returns and this frame ends.
   const auto finished = std::make_shared<std::promise<TransferResult>>();
   auto result = finished->get_future();
@@ -536,6 +539,8 @@ uint64_t TransferChannel::run(Transfer transfer) {
   if (outcome.error) std::rethrow_exception(outcome.error);
   return outcome.checksum;
 }
+
+bool TransferChannel::on_own_thread() const { return worker_->on_own_thread(); }
 
 const TransferCounters& TransferChannel::counters() const { return worker_->counters; }
 

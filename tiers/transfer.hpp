@@ -77,9 +77,11 @@ class TransferChannel {
   /// Asynchronous, thread-safe. A sync covers the writes whose callbacks have run.
   void submit(Transfer transfer);
 
-  /// The same, blocking: returns the checksum or throws the error. Not to be called from a callback.
+  /// The same, blocking: returns the checksum or throws the error. Throws internal when called from a callback.
   uint64_t run(Transfer transfer);
 
+  /// Whether the caller is the channel's thread, that is, inside a callback: there nothing may wait for a transfer.
+  bool on_own_thread() const;
   const TransferCounters& counters() const;
   std::string engine_description() const;
 

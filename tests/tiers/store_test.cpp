@@ -501,6 +501,10 @@ TEST_F(NvmeStoreTest, MisuseIsAnErrorThatNamesTheExtent) {
   EXPECT_THROW(testing::read(*store, 99, 1), Error);
   EXPECT_THROW(store->commit(std::string(kRecordBytesMax + 1, 'x')), Error);
   EXPECT_NO_THROW(store->commit(std::string(kRecordBytesMax, 'x')));
+  AlignedBuffer buffer(4096);
+  std::promise<ErrorCode> inside;
+  store->write_state(0, buffer.data(), [&](std::exception_ptr) { inside.set_value(error_of([&] { store->commit(""); }).code()); });
+  EXPECT_EQ(inside.get_future().get(), ErrorCode::internal) << "a commit from a callback would wait for itself";
   auto wrong = options_;
   wrong.directories.clear();
   EXPECT_EQ(error_of([&] { NvmeStore::create(wrong); }).code(), ErrorCode::invalid_configuration);
