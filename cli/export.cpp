@@ -12,6 +12,7 @@ namespace {
 
 struct ExportArguments {
   std::string checkpoint, out;
+  bool json = false;
 };
 
 void run(const ExportArguments& arguments) {
@@ -24,7 +25,7 @@ void run(const ExportArguments& arguments) {
   for (const auto& entry : std::filesystem::directory_iterator(arguments.out))
     if (entry.path().extension() == ".safetensors") bytes += entry.file_size();
   print_facts({{"model", arguments.out}, {"checkpoint", checkpoint.string()}, {"step", info.record.step}, {"weights_bytes", bytes}},
-              /*json=*/false);
+              arguments.json);
 }
 
 }  // namespace
@@ -35,6 +36,7 @@ void add_export(CLI::App& app) {
   command->add_option("checkpoint", arguments->checkpoint,
                       "A checkpoint, a checkpoints/ folder or a run directory (then the newest checkpoint)")->required();
   command->add_option("out", arguments->out, "The directory to make; it must be new or empty")->required();
+  command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -31,6 +31,7 @@ struct InitArguments {
   std::string config, out;
   uint64_t seed = 42;
   std::string dtype;
+  bool json = false;
 };
 
 std::optional<DType> dtype_named(const std::string& name) {
@@ -163,7 +164,7 @@ void run(const InitArguments& arguments) {
                {"dtype", to_string(dtype)},
                {"seed", arguments.seed},
                {"weights_bytes", layout.elements() * size_bytes(dtype)}},
-              /*json=*/false);
+              arguments.json);
 }
 
 }  // namespace
@@ -178,6 +179,7 @@ void add_init(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "Of the weights; by default what the configuration says, else fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -32,6 +32,10 @@ Facts inspect(const NamedPath& named, DataFormat format) {
     case PathKind::store_directory: return inspect_store_directory(named.path);
     case PathKind::run_config: return inspect_run_config(named.path);
     case PathKind::metrics: return inspect_metrics(named.path);
+    case PathKind::plan: return inspect_plan(named.path);
+    case PathKind::trace: return inspect_trace(named.path);
+    case PathKind::machine_rates: return inspect_machine_rates(named.path);
+    case PathKind::leftover: return inspect_leftover(named.path);
   }
   return {};
 }

@@ -12,6 +12,7 @@
 #include "core/json.hpp"
 #include "core/model.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/simulator.hpp"
 
 namespace strata::cli {
 
@@ -19,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr JsonLimits kLargeLimits{.bytes = 100'000'000, .values = 4'000'000};  // a trace has a few objects for each operation
 constexpr JsonLimits kMetricsLineLimits{.bytes = 1 << 20, .values = 10'000, .depth = 8};
 
 const char* name_of(scheduler::CheckpointKind kind) { return kind == scheduler::CheckpointKind::files ? "files" : "store"; }
@@ -251,6 +253,54 @@ Facts inspect_run_config(const fs::path& file) {
           {"device_memory_bytes", config.device.memory_bytes},
           {"host_memory_bytes", config.tiers.host_memory_bytes},
           {"nvme_directories", config.tiers.nvme.size()}};
+}
+
+Facts inspect_plan(const fs::path& file) {
+  const Json plan = parse_json_file(file, ErrorCode::invalid_data);
+  Facts facts;
+  for (const char* key : {"model", "training_state_bytes", "placement", "schedule", "predicted"})
+    if (plan.contains(key)) facts[key] = plan[key];
+  if (plan.contains("tiers") && plan["tiers"].is_object()) {
+    Facts rows = Facts::array();
+    for (const auto& [tier, use] : plan["tiers"].items())
+      rows.push_back({{"tier", tier}, {"planned_bytes", use.value("planned_bytes", Json())}, {"budget_bytes", use.value("budget_bytes", Json())}});
+    facts["tiers"] = rows;
+  }
+  return facts;
+}
+
+Facts inspect_trace(const fs::path& file) {
+  const Json trace = parse_json_file(file, ErrorCode::invalid_data, kLargeLimits);
+  uint64_t operations = 0;
+  double end_us = 0;
+  for (const Json& event : trace["traceEvents"]) {
+    if (!event.is_object() || !number_of(event, "ts") || !number_of(event, "dur")) continue;
+    ++operations;
+    end_us = std::max(end_us, *number_of(event, "ts") + *number_of(event, "dur"));
+  }
+  return {{"operations", operations}, {"seconds", end_us / 1e6}};
+}
+
+Facts inspect_machine_rates(const fs::path& file) {
+  const scheduler::MachineRates rates = scheduler::read_machine_rates(file);
+  return {{"compute_flops_per_second", rates.compute_flops}, {"h2d_GB_per_second", rates.h2d_bytes / 1e9},
+          {"d2h_GB_per_second", rates.d2h_bytes / 1e9},      {"update_GB_per_second", rates.update_bytes / 1e9},
+          {"nvme_read_GB_per_second", rates.nvme_read_bytes / 1e9}, {"nvme_write_GB_per_second", rates.nvme_write_bytes / 1e9}};
+}
+
+Facts inspect_leftover(const fs::path& path) {
+  uint64_t bytes = 0;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    for (const auto& entry : fs::recursive_directory_iterator(path, error))
+      if (entry.is_regular_file(error)) bytes += entry.file_size(error);
+  } else {
+    bytes = fs::file_size(path, error);
+  }
+  const bool checkpoint = path.string().find(".partial") != std::string::npos;
+  return {{"bytes", bytes},
+          {"what", checkpoint ? "a checkpoint that was not finished: never read, and the run's next checkpoint removes it"
+                              : "a file that was not finished: nothing reads it, it can be removed when no run is under way"}};
 }
 
 }  // namespace strata::cli

@@ -22,6 +22,11 @@ Facts inspect_run_directory(const std::filesystem::path& directory);
 Facts inspect_store_directory(const std::filesystem::path& directory);
 Facts inspect_run_config(const std::filesystem::path& file);
 Facts inspect_metrics(const std::filesystem::path& file);
+/// The plan without its parts.
+Facts inspect_plan(const std::filesystem::path& file);
+Facts inspect_trace(const std::filesystem::path& file);
+Facts inspect_machine_rates(const std::filesystem::path& file);
+Facts inspect_leftover(const std::filesystem::path& path);
 
 /// The safetensors files of a model directory that would be read, or all there are when it names none of them as its weights.
 std::set<std::filesystem::path> weight_files(const std::filesystem::path& directory);

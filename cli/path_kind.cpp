@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "cli/run_files.hpp"
 #include "core/file.hpp"
 #include "core/json.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
@@ -62,6 +63,9 @@ std::optional<PathKind> kind_of_json(const fs::path& path) {
   if (json.contains("weight_map")) return PathKind::safetensors_index;
   if (json.contains("architectures") || json.contains("model_type")) return PathKind::model_config;
   if (json.contains("model") && json.contains("data")) return PathKind::run_config;
+  if (json.contains("traceEvents")) return PathKind::trace;
+  if (json.contains("placement") && json.contains("training_state_bytes")) return PathKind::plan;
+  if (json.contains("compute_flops") || json.contains("nvme_read_bytes")) return PathKind::machine_rates;
   return std::nullopt;
 }
 
@@ -90,6 +94,10 @@ std::string_view to_string(PathKind kind) {
     case PathKind::store_directory: return "store directory";
     case PathKind::run_config: return "run configuration";
     case PathKind::metrics: return "metrics file";
+    case PathKind::plan: return "plan of a run";
+    case PathKind::trace: return "trace of a run";
+    case PathKind::machine_rates: return "machine profile";
+    case PathKind::leftover: return "leftover of a killed process";
   }
   return "?";
 }
@@ -103,6 +111,7 @@ NamedPath identify(const fs::path& path) {
                 path.string(), "check the path");
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const std::string name = path.filename().string();
+  if (is_stray_name(name.empty() ? parent.filename().string() : name)) return {PathKind::leftover, path};
   if (fs::is_directory(status)) {
     const fs::path named = name.empty() ? parent : path;  // "run/" is "run"
     if (const auto kind = kind_of_directory(named)) return {*kind, named};
@@ -117,7 +126,7 @@ NamedPath identify(const fs::path& path) {
   if (path.extension() == ".safetensors" || begins_as_safetensors(file)) return {PathKind::safetensors, path};
   if (path.extension() == ".json") {
     if (const auto kind = kind_of_json(path)) return {*kind, path};
-    refuse(path, "the JSON is neither a model's configuration, nor a run's, nor an index of weights");
+    refuse(path, "the JSON is nothing that Strata reads or writes");
   }
   return {PathKind::tokens, path};
 }

@@ -18,6 +18,10 @@ enum class PathKind {
   store_directory,
   run_config,         // the configuration of a run
   metrics,            // metrics.jsonl
+  plan,               // plan.json
+  trace,              // trace.json
+  machine_rates,      // the machine profile that `strata plan` takes
+  leftover,           // what a killed process of ours left
 };
 std::string_view to_string(PathKind kind);
 

@@ -107,16 +107,17 @@ std::optional<std::string> lock_holder(const fs::path& directory) {
   return holder.empty() ? "an unnamed process" : holder;
 }
 
+bool is_stray_name(const std::string& name) {
+  const size_t temporary = name.rfind(".tmp-");  // core/file.hpp
+  return (temporary != std::string::npos && name.size() == temporary + 13) || name == "strata.commit.new" ||
+         name.starts_with(".strata.scratch.") || (name.starts_with("step-") && name.ends_with(".partial"));
+}
+
 std::vector<std::string> stray_names(const fs::path& directory) {
   std::vector<std::string> names;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
-    const size_t temporary = name.rfind(".tmp-");  // core/file.hpp
-    if ((temporary != std::string::npos && name.size() == temporary + 13) || name == "strata.commit.new" ||
-        name.starts_with(".strata.scratch.") || name.ends_with(".partial"))
-      names.push_back(name);
-  }
+  for (const auto& entry : fs::directory_iterator(directory, error))
+    if (const std::string name = entry.path().filename().string(); is_stray_name(name)) names.push_back(name);
   std::sort(names.begin(), names.end());
   return names;
 }

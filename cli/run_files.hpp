@@ -36,6 +36,8 @@ std::vector<std::filesystem::path> store_of_run(const std::filesystem::path& run
 /// Who holds the lock of a run or store directory ("process 12 on host x"), absent when nobody does.
 std::optional<std::string> lock_holder(const std::filesystem::path& directory);
 
+/// Whether a file or directory of this name is what a process of ours left when it was killed.
+bool is_stray_name(const std::string& name);
 /// Names of files and directories here that a process of ours left when it was killed; nothing reads them.
 std::vector<std::string> stray_names(const std::filesystem::path& directory);
 

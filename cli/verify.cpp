@@ -275,7 +275,11 @@ void verify(const NamedPath& named, const VerifyArguments& arguments, Findings& 
     case PathKind::safetensors_index: return verify_model_directory(named.path.parent_path(), findings);
     case PathKind::model_config: return findings.attempt([&] { read_model_description(named.path); });
     case PathKind::run_config:
-    case PathKind::metrics: break;
+    case PathKind::metrics:
+    case PathKind::plan:
+    case PathKind::trace:
+    case PathKind::machine_rates:
+    case PathKind::leftover: break;
   }
   throw Error(ErrorCode::invalid_data, fmt::format("there is nothing to verify: this is a {}", to_string(named.kind)), named.path.string(),
               "name a model directory, a checkpoint, a run directory or an NVMe directory");

@@ -37,11 +37,12 @@ class Init : public ::testing::Test {
 };
 
 TEST_F(Init, WritesTheWeightsThatTheSeedGives) {
-  const Outcome outcome = init(config_with(""), {"--seed", "7"});
+  const Outcome outcome = init(config_with(""), {"--seed", "7", "--json"});
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("GPT2LMHeadModel"));
+  EXPECT_EQ(outcome.json().at("architecture"), "GPT2LMHeadModel");
   const ModelDescription model = read_model_description(scratch_ / "out");
   const ModelLayout layout = make_layout(model);
+  EXPECT_EQ(outcome.json().at("parameters"), layout.elements());
   const HfWeights weights(scratch_ / "out", model, layout);
   EXPECT_EQ(weights.source_dtype(), DType::f32);
   for (size_t unit = 0; unit < layout.units.size(); ++unit) {

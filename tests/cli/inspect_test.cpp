@@ -244,6 +244,24 @@ TEST_F(Inspect, NamesWhatAKilledProcessLeft) {
   EXPECT_EQ(run.at("left_by_a_killed_process").size(), 1u);
   EXPECT_EQ(run.at("checkpoints_left_by_a_killed_process").size(), 1u);
   EXPECT_FALSE(run.contains("not_whole"));
+  for (const fs::path& path : {trained.store() / "strata.commit.new", trained.run() / "metrics.jsonl.tmp-0a1b2c3d",
+                               trained.run() / "checkpoints/step-00000009.partial"})
+    EXPECT_EQ(facts_of(path).at("kind"), "leftover of a killed process");
+}
+
+TEST_F(Inspect, TellsOfEveryFileOfARun) {
+  const TrainedRun trained(Optimizer::nvme);
+  for (const auto& entry : fs::recursive_directory_iterator(trained.run()))
+    EXPECT_EQ(inspect(entry.path()).status, 0) << entry.path();
+  for (const auto& entry : fs::recursive_directory_iterator(trained.store()))
+    EXPECT_EQ(inspect(entry.path()).status, 0) << entry.path();
+  EXPECT_EQ(facts_of(trained.run() / "plan.json").at("placement").at("optimizer"), "nvme");
+  EXPECT_GT(facts_of(trained.run() / "trace.json").at("operations"), 10);
+}
+
+TEST_F(Inspect, TellsOfAMachineProfile) {
+  write_file(scratch_ / "machine.json", R"({"nvme_read_bytes": 5e9})");
+  EXPECT_EQ(facts_of(scratch_ / "machine.json").at("nvme_read_GB_per_second"), 5.0);
 }
 
 TEST_F(Inspect, TellsOfAStoreThatWasNotFinished) {
