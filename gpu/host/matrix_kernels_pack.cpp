@@ -14,6 +14,9 @@ HWY_BEFORE_NAMESPACE();
 namespace strata::gpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+constexpr int64_t kSegment = 32;    // words of a row that a transposition reads in one go
+constexpr int64_t kRowsAhead = 8;  // of the one that is read, fetched already
+
 /// 4 rows of 4 words, `from_stride` words apart, to 4 columns, `to_stride` words apart. 16 bytes at a time, whatever the width of the
 /// vectors: that already outruns the memory.
 HWY_INLINE void transpose_4x4(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
@@ -35,13 +38,20 @@ HWY_INLINE void transpose_4x4(const uint32_t* from, int64_t from_stride, uint32_
 #endif
 }
 
-/// [rows][from_stride] to [columns][to_stride], rows and columns multiples of 4. Whole cache lines are read, four rows at a time:
-/// with a power of two between rows, more of them would not stay in the cache.
+/// Segments of rows lie too far apart for the processor to foresee them.
+HWY_INLINE void prefetch(const void* data, int64_t bytes) {
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(data) + line);
+}
+
+/// [rows][from_stride] to [columns][to_stride], rows and columns multiples of 4. Four rows at a time, a few cache lines of each: with a
+/// power of two between rows, more rows would not stay in the cache.
 void transpose_words(const uint32_t* from, int64_t from_stride, int64_t rows, int64_t columns, uint32_t* to, int64_t to_stride) {
-  constexpr int64_t kLine = 16;
-  for (int64_t column = 0; column < columns; column += kLine) {
-    const int64_t end = std::min(columns, column + kLine);
+  for (int64_t column = 0; column < columns; column += kSegment) {
+    const int64_t end = std::min(columns, column + kSegment);
     for (int64_t row = 0; row < rows; row += 4) {
+      const bool here = row + kRowsAhead < rows;
+      const uint32_t* const next = from + (here ? row + kRowsAhead : row + kRowsAhead - rows) * from_stride + (here ? column : end);
+      for (int64_t i = 0; i < 4; ++i) prefetch(next + i * from_stride, kSegment * 4);
       for (int64_t i = column; i < end; i += 4) {
         transpose_4x4(from + row * from_stride + i, from_stride, to + i * to_stride + row, to_stride);
       }
@@ -72,6 +82,7 @@ void PackFloats(const PanelLayout& layout, PlainOrder order, const void* from, v
   uint32_t* const target = static_cast<uint32_t*>(to) + panel * width * layout.padded_depth;
   if (order == PlainOrder::rows) {
     for (int64_t k = 0; k < layout.depth; ++k) {
+      prefetch(source + (k + kRowsAhead) * layout.columns + first, width * 4);
       std::memcpy(target + k * width, source + k * layout.columns + first, static_cast<size_t>(count) * sizeof(float));
       std::fill(target + k * width + count, target + (k + 1) * width, 0u);
     }
@@ -98,6 +109,8 @@ void PackHalves(const PanelLayout& layout, PlainOrder order, const void* from, v
     const int64_t whole_depth = layout.depth / 2 * 2;
     for (int64_t k = 0; k < whole_depth; k += 2) {
       const uint16_t* const row = source + k * layout.columns + first;
+      prefetch(row + kRowsAhead * layout.columns, width * 2);
+      prefetch(row + (kRowsAhead + 1) * layout.columns, width * 2);
       interleave(row, row + layout.columns, count, target + k * width);
       std::fill(&at(k, count), target + (k + 2) * width, uint16_t{0});
     }

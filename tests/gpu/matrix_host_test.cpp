@@ -1,5 +1,7 @@
 // The host device's linear layers against products in double, for every dtype, weight order and epilogue.
 #include "gpu/matrix_kernels.hpp"
+
+#include "gpu/host/matrix_kernels_pack.hpp"
 #include "tests/gpu/engine_test_support.hpp"
 
 namespace strata::gpu {
@@ -112,6 +114,40 @@ TEST_P(HostLinear, AgreesWithDouble) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, HostLinear, testing::ValuesIn(all_cases()), name_of);
+
+TEST(MatrixPacking, PutsEveryElementInItsPanelAndZerosAround) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [depth, columns] : {std::pair{1, 1}, {16, 64}, {130, 257}, {7, 70}, {64, 48}, {33, 12}}) {
+      for (const PlainOrder order : {PlainOrder::rows, PlainOrder::transposed}) {
+        SCOPED_TRACE(fmt::format("{} {} x {}, order {}", to_string(dtype), depth, columns, static_cast<int>(order)));
+        PanelLayout layout;
+        layout.dtype = dtype;
+        layout.depth = depth;
+        layout.padded_depth = (depth + 31) / 32 * 32;
+        layout.columns = columns;
+        layout.panel_columns = 64;
+        const int64_t pairs = dtype == DType::f32 ? 1 : 2;
+        const auto fill = [&](auto element) {
+          using Element = decltype(element);
+          std::vector<Element> plain(static_cast<size_t>(depth * columns));
+          for (size_t i = 0; i < plain.size(); ++i) plain[i] = static_cast<Element>(i + 1);
+          std::vector<Element> want(static_cast<size_t>(layout.panels() * 64 * layout.padded_depth), 0), got(want.size(), 77);
+          for (int64_t k = 0; k < depth; ++k) {
+            for (int64_t c = 0; c < columns; ++c) {
+              const int64_t in_panel = (k / pairs * 64 + c % 64) * pairs + k % pairs;
+              want[static_cast<size_t>(c / 64 * 64 * layout.padded_depth + in_panel)] =
+                  plain[static_cast<size_t>(order == PlainOrder::rows ? k * columns + c : c * depth + k)];
+            }
+          }
+          pack_panels(layout, order, plain.data(), got.data());
+          EXPECT_EQ(got, want);
+        };
+        if (dtype == DType::f32) fill(uint32_t{});
+        else fill(uint16_t{});
+      }
+    }
+  }
+}
 
 class HostLinearChecks : public KernelTest {};
 
