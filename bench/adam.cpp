@@ -223,4 +223,7 @@ int main_function(int count, char** arguments) {
 }  // namespace
 }  // namespace strata::bench
 
-int main(int count, char** arguments) { return strata::bench::main_function(count, arguments); }
+int main(int count, char** arguments) {
+  strata::undo_openmp_binding();
+  return strata::bench::main_function(count, arguments);
+}
