@@ -19,6 +19,7 @@ namespace strata::gpu {
 struct DeviceFactory {
   std::string name;
   std::function<std::unique_ptr<Device>()> create;  // with kContractMemoryBytes
+  friend void PrintTo(const DeviceFactory& factory, std::ostream* out) { *out << factory.name; }
 };
 inline constexpr uint64_t kContractMemoryBytes = 64ull << 20;
 

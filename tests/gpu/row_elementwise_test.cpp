@@ -8,7 +8,7 @@ namespace strata::gpu {
 namespace {
 
 TEST(RowElementwise, RopeRotatesPairsAndBackAgain) {
-  constexpr int64_t kRows = 21, kHeads = 3, kSequence = 8;
+  constexpr int64_t kRows = 1021, kHeads = 3, kSequence = 8;
   for (const DType dtype : kAllDTypes) {
     for (const int64_t head_dim : {2, 10, 64}) {
       const int64_t half = head_dim / 2, stride = kHeads * head_dim + 7;
@@ -44,7 +44,7 @@ TEST(RowElementwise, RopeRotatesPairsAndBackAgain) {
 
 TEST(RowElementwise, AddAndAddBiasMatchDouble) {
   for (const DType dtype : kAllDTypes) {
-    constexpr int64_t kRows = 300, kColumns = 77, kStride = 80;
+    constexpr int64_t kRows = 3000, kColumns = 77, kStride = 80;
     const Array a = Array::normal(dtype, kRows * kStride, 1), b = Array::normal(dtype, kRows * kStride, 2);
     const Array bias = Array::normal(dtype, kColumns, 3);
     struct Sums {
@@ -72,7 +72,7 @@ TEST(RowElementwise, AddAndAddBiasMatchDouble) {
 
 TEST(RowElementwise, GatherTakesRowsAndAddsPositions) {
   for (const DType dtype : kAllDTypes) {
-    constexpr int64_t kTokens = 45, kColumns = 50, kVocabulary = 13, kSequence = 9;
+    constexpr int64_t kTokens = 4045, kColumns = 50, kVocabulary = 13, kSequence = 9;
     const Array table = Array::normal(dtype, kVocabulary * kColumns, 1), positions = Array::normal(dtype, kSequence * kColumns, 2);
     std::vector<int32_t> tokens;
     for (int64_t t = 0; t < kTokens; ++t) tokens.push_back(static_cast<int32_t>(t * 5 % kVocabulary));
@@ -95,7 +95,7 @@ TEST(RowElementwise, GatherTakesRowsAndAddsPositions) {
 }
 
 TEST(RowElementwise, ScatterAddAddsRepeatedTokensInTokenOrder) {
-  constexpr int64_t kTokens = 200, kColumns = 333, kVocabulary = 7, kSequence = 40;
+  constexpr int64_t kTokens = 1200, kColumns = 333, kVocabulary = 7, kSequence = 40;
   for (const DType dtype : kAllDTypes) {
     const Array d_y = Array::normal(dtype, kTokens * kColumns, 1), before = Array::normal(DType::f32, kVocabulary * kColumns, 2);
     std::vector<int32_t> tokens;
@@ -175,7 +175,7 @@ TEST(RowElementwise, CastsHaveTheBitsOfTheScalarConversions) {
 
 TEST(RowElementwise, SumSquaresHasTheBitsOfItsDefinition) {
   constexpr auto kBlock = static_cast<int64_t>(kBlockElements);
-  constexpr int64_t kBlocks = 11;
+  constexpr int64_t kBlocks = 51;
   for (const DType dtype : kAllDTypes) {
     Array x = Array::normal(dtype, kBlocks * kBlock, 3);
     for (int64_t i = 0; i < x.size(); i += 7) x.set(i, x[i] * 1e-6);
@@ -239,7 +239,7 @@ TEST(RowElementwise, AdamwHasTheBitsOfTheScalarUpdate) {
   constexpr AdamCase kCases[] = {{MasterFormat::parameter, DType::f32, DType::f32}, {MasterFormat::split, DType::bf16, DType::bf16},
                                  {MasterFormat::split, DType::bf16, DType::f32},    {MasterFormat::fp32, DType::f16, DType::f16},
                                  {MasterFormat::fp32, DType::bf16, DType::f32}};
-  constexpr int64_t kCount = 40000;  // several parts, the last one odd
+  constexpr int64_t kCount = 200001;  // several parts, the last one odd
   for (const AdamCase& c : kCases) {
     SCOPED_TRACE(std::string(to_string(c.parameter)) + ", gradient " + std::string(to_string(c.gradient)));
     Array parameter = Array::normal(c.parameter, kCount, 1), gradient = Array::normal(c.gradient, kCount, 2, 0.1);

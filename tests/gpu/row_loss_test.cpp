@@ -64,7 +64,7 @@ void check(const Array& logits, const std::vector<int32_t>& labels, float scale,
 TEST(RowLoss, LossesAndGradientsMatchDouble) {
   for (const DType dtype : kAllDTypes) {
     for (const DType gradient_dtype : kAllDTypes) {
-      for (const int64_t columns : {2, 17, 50, 1003}) {
+      for (const int64_t columns : {2, 17, 50, 9001}) {
         std::vector<int32_t> labels;
         for (int i = 0; i < 11; ++i) labels.push_back(i % 4 == 2 ? -100 : static_cast<int32_t>((i * 7919) % columns));
         labels.back() = static_cast<int32_t>(columns - 1);
