@@ -48,6 +48,7 @@ def torch_environment(threads, openblas):
 
 def compare(arguments, model, precision):
     common = ["--threads", str(arguments.threads), "--sequences", str(arguments.sequences), "--length", str(arguments.length)]
+    common += ["--cpu-time"] if arguments.cpu_time else []
     engine = Peer([arguments.bench_engine, "--serve", "--models", model, "--precisions", precision, *common])
     script = str(Path(__file__).with_name("torch_engine.py"))
     torch = Peer([arguments.python, script, "--model", model, "--precision", precision, *common],
@@ -76,6 +77,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=2)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cpu-time", action="store_true", help="of the processes; with one thread, on a busy machine")
     parser.add_argument("--python", default="/usr/bin/python3", help="an interpreter with torch")
     parser.add_argument("--openblas", default="/usr/lib/x86_64-linux-gnu/openblas-openmp", help="folder of the BLAS for PyTorch")
     parser.add_argument("--json", help="file for the results")
