@@ -263,16 +263,24 @@ TEST_F(NvmeStoreTest, OpenReadOnlyReadsAndNothingElse) {
 }
 
 TEST_F(NvmeStoreTest, ASecondProcessIsRefusedWithTheFirstOnesProcessId) {
-  const auto store = NvmeStore::create(options_);
+  // The child comes first: it must not inherit the store's threads half-way through something.
+  int created[2];
+  ASSERT_EQ(pipe(created), 0);
   const pid_t child = fork();
   if (child == 0) {
+    char ready = 0;
+    if (::read(created[0], &ready, 1) != 1) _exit(2);
     const auto error = error_of([&] { NvmeStore::open(options_); });
     const bool right = error.code() == ErrorCode::busy &&
                        error.message().find(fmt::format("process {} on host ", getppid())) != std::string::npos;
     _exit(right ? 0 : 1);
   }
+  const auto store = NvmeStore::create(options_);
+  ASSERT_EQ(::write(created[1], "", 1), 1);
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
+  close(created[0]);
+  close(created[1]);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
