@@ -2,6 +2,7 @@
 // configuration).
 #include <fmt/format.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -25,6 +26,8 @@ int exit_status(const strata::Error& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // A file that passes the size limit is then an error with a name and a place, instead of the end of the process.
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app("Strata trains transformers whose training state is larger than GPU memory.", "strata");
   app.require_subcommand(1);
   app.set_version_flag("--version", "strata 0.1.0");

@@ -16,6 +16,24 @@ const char* name_of(MasterFormat format) {
   return format == MasterFormat::parameter ? "parameter" : format == MasterFormat::split ? "split" : "fp32";
 }
 
+std::string hash_text(const std::string& text) {
+  const XXH128_hash_t digest = XXH3_128bits(text.data(), text.size());
+  return fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+}
+
+/// The manifest's last key is the hash of everything before it, so that no digit of it can change unseen.
+void check_own_hash(const std::filesystem::path& path) {
+  const ReadOnlyFile file(path);
+  std::string text(file.size(), '\0');
+  file.read(0, text.data(), text.size());
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(text);
+  const std::string stated = json.at("xxh3").get<std::string>();
+  json.erase("xxh3");
+  if (const std::string found = hash_text(json.dump()); found != stated)
+    throw Error(ErrorCode::data_corruption, fmt::format("the manifest's checksum is {}, {} was written", found, stated),
+                path.string(), "use an older checkpoint");
+}
+
 StateFormat format_from(const std::string& compute, const std::string& master) {
   StateFormat format;
   format.compute = compute == "fp32" ? DType::f32 : compute == "bf16" ? DType::bf16 : DType::f16;
@@ -43,6 +61,7 @@ std::string CheckpointManifest::to_json() const {
   for (const File& file : files) json["files"].push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh3", file.xxh3}});
   if (kind == CheckpointKind::store)
     json["store"] = {{"directories", store_directories}, {"generation", store_generation}, {"tile_elements", tile_elements}};
+  json["xxh3"] = hash_text(json.dump());
   return json.dump(2) + "\n";
 }
 
@@ -53,6 +72,7 @@ CheckpointManifest CheckpointManifest::read(const std::filesystem::path& checkpo
                 "name a directory made by `strata train`, or its checkpoints/ folder");
   const Json json = parse_json_file(path, ErrorCode::data_corruption);
   try {
+    check_own_hash(path);
     if (json.at("format") != kFormatName || json.at("version") != 1)
       throw Error(ErrorCode::invalid_data, "a checkpoint of an unknown format or version", path.string());
     CheckpointManifest manifest;

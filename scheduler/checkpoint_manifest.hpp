@@ -11,6 +11,8 @@
 namespace strata::scheduler {
 
 inline constexpr const char* kManifestName = "checkpoint.json";
+/// A checkpoint that is still being written, or was when its run died.
+inline constexpr const char* kPartialSuffix = ".partial";
 /// Holds the model's configuration and tokenizer files, and for kind `files` the fp32 master weights.
 inline constexpr const char* kModelFolder = "master";
 const char* folder_of(Quantity quantity);

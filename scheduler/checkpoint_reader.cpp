@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <future>
 
 #include "core/error.hpp"
@@ -170,7 +168,7 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& folder, std::vector
   std::vector<CheckpointInfo> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
-    if (!entry.is_directory()) continue;
+    if (!entry.is_directory() || entry.path().extension() == kPartialSuffix) continue;
     try {
       found.push_back(read_checkpoint_info(entry.path()));
     } catch (const Error& problem) {

@@ -15,8 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kPartialSuffix = ".partial";
-
 std::string checkpoint_name(int64_t step) { return fmt::format("step-{:08}", step); }
 
 void remove_tree(const fs::path& path) {
@@ -35,7 +33,10 @@ void copy_model_files(const fs::path& source, const fs::path& destination) {
     if (entry.path().filename() == "model.safetensors.index.json" ||
         entry.path().filename() == "pytorch_model.bin.index.json")
       continue;
-    fs::copy_file(entry.path(), destination / entry.path().filename(), fs::copy_options::overwrite_existing);
+    const ReadOnlyFile file(entry.path());
+    std::string content(file.size(), '\0');
+    file.read(0, content.data(), content.size());
+    write_file_atomically(destination / entry.path().filename(), content.data(), content.size());
   }
 }
 

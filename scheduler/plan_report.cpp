@@ -21,6 +21,11 @@ std::string activations_text(const RunPlan& plan) {
   return "device";
 }
 
+std::string count_text(uint64_t count) {
+  if (count >= 1'000'000) return fmt::format("{:.1f} M", static_cast<double>(count) / 1e6);
+  return fmt::format("{}", count);
+}
+
 struct Prediction {
   double seconds = 0;
   Resource limit = Resource::compute;
@@ -45,11 +50,11 @@ constexpr Resource kLinks[] = {Resource::h2d, Resource::d2h, Resource::nvme_read
 std::string plan_table(const RunPlan& plan, const std::optional<MachineRates>& rates) {
   const StateFormat& format = plan.shape.format;
   std::string text = fmt::format(
-      "model       {} with {:.1f} M parameters in {} units\n"
+      "model       {} with {} parameters in {} units\n"
       "state       {} ({} bytes a parameter: {} state, {} gradient; compute {}, master {})\n"
       "placement   parameters {}, gradients {}, optimizer {}, activations {}\n"
       "schedule    {} accumulation of {} x {} tokens, update {}, prefetch {}, tiles of {} parameters\n\n",
-      plan.model.architecture, static_cast<double>(plan.parameters()) / 1e6, plan.shape.layout.units.size(),
+      plan.model.architecture, count_text(plan.parameters()), plan.shape.layout.units.size(),
       format_bytes(plan.training_state_bytes()), format.training_bytes(), format.state_bytes(), format.gradient_bytes(),
       to_string(format.compute),
       format.master == MasterFormat::parameter ? "the parameter itself"

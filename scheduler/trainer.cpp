@@ -147,7 +147,13 @@ class Trainer {
   void write_plan(const RunPlan& plan) const {
     const std::string text = plan_json(plan, std::nullopt) + "\n";
     write_file_atomically(options_.run_directory / "plan.json", text.data(), text.size());
-    const std::string configuration = config_.to_json() + "\n";
+    // Absolute paths, so that the run's files are found from anywhere.
+    Config absolute = config_;
+    absolute.model.path = std::filesystem::absolute(absolute.model.path);
+    for (auto* files : {&absolute.data.train, &absolute.data.eval})
+      for (auto& file : *files) file = std::filesystem::absolute(file);
+    for (auto& directory : absolute.tiers.nvme) directory.path = std::filesystem::absolute(directory.path);
+    const std::string configuration = absolute.to_json() + "\n";
     write_file_atomically(options_.run_directory / "config.json", configuration.data(), configuration.size());
   }
 

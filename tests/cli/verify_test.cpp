@@ -94,6 +94,17 @@ TEST(Verify, FindsAManifestThatIsNotWhole) {
   EXPECT_THAT(broken(trained.run()), ElementsAre(HasSubstr("step-00000004")));
 }
 
+TEST(Verify, FindsAChangedDigitInTheManifest) {
+  const TrainedRun trained(Optimizer::host);
+  const fs::path manifest = trained.checkpoint() / "checkpoint.json";
+  std::string text = read_file(manifest);
+  const size_t digit = text.find("\"updates\": 4");
+  ASSERT_NE(digit, std::string::npos) << text;
+  text[digit + 11] = '5';
+  write_file(manifest, text);
+  EXPECT_THAT(broken(trained.checkpoint()), ElementsAre(AllOf(HasSubstr("checkpoint.json"), HasSubstr("checksum"))));
+}
+
 TEST(Verify, ChecksEveryCheckpointOfAFolderUnlessOnlyTheNewestIsAskedFor) {
   const TrainedRun trained(Optimizer::host);
   flip_bit(trained.checkpoint(2) / "master/model.safetensors", 3000);
