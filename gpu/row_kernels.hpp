@@ -18,7 +18,8 @@ struct Rows {
 };
 
 /// Activations (x, y, d_*) are in `dtype` (the compute dtype), statistics and weight gradients in fp32; all arithmetic is fp32
-/// inside, sums over a row or over rows are taken in an order that depends only on the shape. Row kernels never fail.
+/// inside, sums over a row or over rows are taken in an order that depends only on the shape. Row kernels never fail. On the host device
+/// the bits depend neither on the thread count nor on the instruction set (but for the last bit of a loss, which is the system's log).
 class RowKernels {
  public:
   virtual ~RowKernels() = default;
@@ -28,7 +29,7 @@ class RowKernels {
   virtual void rms_norm(Stream&, DType dtype, Rows rows, const void* x, const void* weight, float epsilon, void* y,
                         int64_t y_stride, float* rstd) = 0;
   /// d_x = gradient of the input (when add_to_dx: d_x += it); d_weight = or += (by `accumulate_weight`) sum over rows of d_y * xhat.
-  /// d_y has stride d_y_stride, d_x has stride d_x_stride; d_x may alias d_y. scratch: rms_norm_scratch_bytes().
+  /// d_y has stride d_y_stride, d_x has stride d_x_stride; d_x may alias d_y. scratch: reduction_scratch_bytes().
   virtual void rms_norm_backward(Stream&, DType dtype, Rows rows, const void* x, const void* weight, const float* rstd,
                                  const void* d_y, int64_t d_y_stride, void* d_x, int64_t d_x_stride, bool add_to_dx,
                                  float* d_weight, bool accumulate_weight, void* scratch) = 0;
@@ -75,7 +76,8 @@ class RowKernels {
 
   /// Softmax cross-entropy over `rows` rows of logits (dense, `columns` = vocabulary), in `logits_dtype`. losses[row] = the row's negative
   /// log-likelihood, 0 where labels[row] is -100. When d_logits is not null: d_logits = scale * (softmax - onehot) in
-  /// `gradient_dtype`, zero rows where the label is -100; it may alias logits when the dtypes agree.
+  /// `gradient_dtype`, zero rows where the label is -100; it may alias logits when the dtypes agree. Any other label outside
+  /// [0, columns) gives a NaN loss and gradient.
   virtual void cross_entropy(Stream&, DType logits_dtype, int64_t rows, int64_t columns, const void* logits,
                              const int32_t* labels, float scale, double* losses, DType gradient_dtype, void* d_logits) = 0;
   /// *sum = (accumulate ? *sum : 0) + values[0] + values[1] + ..., in that order.
@@ -83,8 +85,9 @@ class RowKernels {
 
   /// Converts fp32 <-> dtype (bf16 rounds ties away from zero, as core/dtype.hpp).
   virtual void cast(Stream&, DType from, DType to, int64_t elements, const void* x, void* y) = 0;
-  /// block_sums[b] = sum of squares, in double, of elements [4096 b, 4096 (b + 1)) of x, in a fixed order (core/layout.hpp,
-  /// kBlockElements). elements is a multiple of 4096. A non-finite element makes its block's sum non-finite.
+  /// block_sums[b] = sum of squares, in double, of elements [4096 b, 4096 (b + 1)) of x (core/layout.hpp, kBlockElements). elements is
+  /// a multiple of 4096. A non-finite element makes its block's sum non-finite. The order is the same on every device: accumulator k
+  /// of 16 takes elements k, k + 16, ... of the block from 0; then accumulator k takes number k + 8, then k + 4, k + 2, k + 1.
   virtual void sum_squares(Stream&, DType dtype, int64_t elements, const void* x, double* block_sums) = 0;
 
   /// AdamW on a tile whose every section is in device memory. Same bits as the CPU update. 

@@ -4,6 +4,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "gpu/host/parallel.hpp"
+
 namespace strata::gpu {
 namespace {
 
@@ -119,8 +121,12 @@ void HostStream::prepare_thread() {
   omp_set_dynamic(0);
   omp_set_num_threads(options_.threads);
   if (options_.pin_to_cpus.empty()) return;
-#pragma omp parallel
-  pin_this_thread(options_.pin_to_cpus[static_cast<size_t>(omp_get_thread_num()) % options_.pin_to_cpus.size()]);
+  const auto pin = [](void* cpus_given, int thread) {
+    const auto& cpus = *static_cast<const std::vector<int>*>(cpus_given);
+    pin_this_thread(cpus[static_cast<size_t>(thread) % cpus.size()]);
+  };
+  std::vector<int> cpus = options_.pin_to_cpus;
+  run_team(options_.threads, pin, &cpus);
 }
 
 void HostStream::serve() {

@@ -1,5 +1,6 @@
 // The host device: the contract suite in its quiet and its hostile mode, and what only the host device promises.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -7,6 +8,7 @@
 
 #include "core/dtype.hpp"
 #include "gpu/host/host_device.hpp"
+#include "gpu/host/parallel.hpp"
 #include "tests/gpu/device_contract.hpp"
 
 namespace strata::gpu {
@@ -102,6 +104,85 @@ TEST(HostDevice, ManyAllocationsInAnyOrderKeepTheCount) {
     expected -= buffers[i].bytes();
     buffers[i] = DeviceBuffer();
     EXPECT_EQ(device->allocated_bytes(), expected);
+  }
+}
+
+/// The affinity masks of the threads that a stream's parallel work runs on.
+std::vector<int> processors_of_each_thread(HostDevice& device, Device::StreamKind kind, int threads) {
+  const auto stream = device.create_stream(kind, "team");
+  std::vector<int> counts(static_cast<size_t>(threads), -1);
+  host_enqueue(*stream, [&] {
+    parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      if (sched_getaffinity(0, sizeof set, &set) != 0) return;
+      for (int64_t i = begin; i < end; ++i) counts[static_cast<size_t>(i)] = CPU_COUNT(&set);
+    });
+  });
+  device.synchronize(*stream, kLong);
+  return counts;
+}
+
+TEST(HostDevice, PinnedThreadsHaveOneProcessorEach) {
+  for (const bool pinned : {false, true}) {
+    const auto device = HostDevice::create({.memory_bytes = 1, .compute_threads = 3, .pin_threads = pinned});
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    ASSERT_EQ(sched_getaffinity(0, sizeof mine, &mine), 0);
+    const int expected = pinned ? 1 : CPU_COUNT(&mine);
+    EXPECT_EQ(processors_of_each_thread(*device, Device::StreamKind::compute, 3), std::vector<int>(3, expected));
+  }
+}
+
+TEST(HostDevice, ComputeStreamsHaveTheirThreadsAndCopyStreamsOne) {
+  const auto device = HostDevice::create({.memory_bytes = 1, .compute_threads = 3});
+  for (const auto& [kind, threads] : {std::pair{Device::StreamKind::compute, 3}, {Device::StreamKind::copy, 1}}) {
+    const auto stream = device->create_stream(kind, "team");
+    std::atomic<int> calls = 0;
+    int threads_max = 0;
+    host_enqueue(*stream, [&] {
+      threads_max = team_threads_max();
+      parallel_for(100, 1, [&](int64_t, int64_t) { ++calls; });
+    });
+    device->synchronize(*stream, kLong);
+    EXPECT_EQ(threads_max, threads);
+    EXPECT_EQ(calls, threads);
+  }
+}
+
+TEST(HostDevice, AnErrorInAParallelRegionIsTheStreams) {
+  const auto device = HostDevice::create({.memory_bytes = 1, .compute_threads = 3});
+  const auto stream = device->create_stream(Device::StreamKind::compute, "team");
+  host_enqueue(*stream, [] {
+    parallel_for(3, 1, [](int64_t begin, int64_t) {
+      if (begin > 0) throw Error(ErrorCode::internal, "part " + std::to_string(begin));
+    });
+  });
+  try {
+    device->synchronize(*stream, kLong);
+    ADD_FAILURE() << "the error was lost";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.message(), "part 1");
+  }
+}
+
+TEST(HostDevice, ParallelForCoversEveryIndexOnceInWholeGrains) {
+  const auto device = HostDevice::create({.memory_bytes = 1, .compute_threads = 3});
+  const auto stream = device->create_stream(Device::StreamKind::compute, "team");
+  for (const int64_t count : {0, 1, 7, 8, 9, 100, 1003}) {
+    for (const int64_t grain : {1, 8, 5000}) {
+      std::vector<int> visits(static_cast<size_t>(count));
+      std::atomic<bool> whole = true;
+      host_enqueue(*stream, [&] {
+        parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+          if (begin % grain != 0 || (end % grain != 0 && end != count)) whole = false;
+          for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
+        });
+      });
+      device->synchronize(*stream, kLong);
+      EXPECT_TRUE(whole) << count << " by " << grain;
+      EXPECT_EQ(visits, std::vector<int>(static_cast<size_t>(count), 1)) << count << " by " << grain;
+    }
   }
 }
 
