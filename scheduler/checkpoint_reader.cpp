@@ -168,8 +168,10 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& folder, std::vector
   std::vector<CheckpointInfo> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
-    if (!entry.is_directory() || entry.path().extension() == kPartialSuffix) continue;
+    if (!entry.is_directory()) continue;
     try {
+      if (entry.path().extension() == kPartialSuffix)
+        throw Error(ErrorCode::invalid_data, "never finished: its run ended while writing it");
       found.push_back(read_checkpoint_info(entry.path()));
     } catch (const Error& problem) {
       if (ignored) ignored->push_back(fmt::format("{}: {}", entry.path().string(), problem.message()));
