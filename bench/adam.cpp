@@ -1,21 +1,19 @@
 // Nanoseconds per parameter of the AdamW update beside the limit that memory sets: the same byte streams without the arithmetic.
 // Rates of a machine drift by a factor of two within minutes, so update and pattern alternate, and the ratio is taken per round.
-#include <sched.h>
 #include <sys/mman.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <barrier>
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <thread>
 
 #include "bench/stream_patterns.hpp"
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "cpu_adam/adam.hpp"
 #include "cpu_adam/formats.hpp"
+#include "cpu_adam/thread_team.hpp"
 
 namespace strata::bench {
 namespace {
@@ -53,49 +51,6 @@ class Slab {
   uint64_t bytes_;
   void* memory_;
   char* data_;
-};
-
-/// The pattern's threads: pinned, each with a fixed part, woken by spinning. As little in the way as possible.
-class PatternThreads {
- public:
-  explicit PatternThreads(int threads) : threads_(threads), start_(threads), end_(threads) {
-    const auto processors = usable_processors();
-    for (int i = 1; i < threads; ++i)
-      workers_.emplace_back([this, i, processor = processors[i % processors.size()]] {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        CPU_SET(processor, &set);
-        sched_setaffinity(0, sizeof set, &set);
-        for (;;) {
-          start_.arrive_and_wait();
-          if (!tile_) return;
-          touch_part(i);
-          end_.arrive_and_wait();
-        }
-      });
-  }
-  ~PatternThreads() {
-    tile_ = nullptr;
-    start_.arrive_and_wait();
-    for (auto& worker : workers_) worker.join();
-  }
-  void touch(const AdamTile& tile) {
-    tile_ = &tile;
-    start_.arrive_and_wait();
-    touch_part(0);
-    end_.arrive_and_wait();
-  }
-
- private:
-  void touch_part(int i) const {
-    const uint64_t each = (tile_->elements / threads_ + 63) / 64 * 64;
-    const uint64_t first = std::min(tile_->elements, i * each);
-    touch_streams(cpu_adam::slice(*tile_, first, std::min(each, tile_->elements - first)));
-  }
-  int threads_;
-  std::barrier<> start_, end_;
-  const AdamTile* tile_ = nullptr;
-  std::vector<std::thread> workers_;
 };
 
 double seconds(const std::function<void()>& work) {
@@ -168,7 +123,11 @@ void run(const Format& format, uint64_t elements, int threads, const Options& op
   for (uint64_t first = 0; first < elements; first += tile_elements)
     tiles.push_back(cpu_adam::slice(whole, first, std::min(tile_elements, elements - first)));
   AdamUpdater updater(threads);
-  PatternThreads pattern(threads);
+  // Pinned, unlike the updater's: the pattern is to be the limit.
+  cpu_adam::ThreadTeam team(numa_nodes(), threads, cpu_adam::Pinning::processor);
+  const auto touch = [&](const AdamTile& tile) {
+    team.for_chunks(tile.elements, [&](uint64_t first, uint64_t count) { touch_streams(cpu_adam::slice(tile, first, count)); });
+  };
   const auto ns_of = [](double seconds, const AdamTile& tile) { return seconds * 1e9 / static_cast<double>(tile.elements); };
   std::vector<double> limits, updates, ratios;
   for (int round = -1; round < options.rounds; ++round) {
@@ -176,7 +135,7 @@ void run(const Format& format, uint64_t elements, int threads, const Options& op
     for (size_t i = 0; i < tiles.size(); ++i) {
       // The update takes another tile than the pattern just had: that one is still in the cache.
       const AdamTile& other = tiles[(i + tiles.size() / 2) % tiles.size()];
-      limit.push_back(ns_of(seconds([&] { pattern.touch(tiles[i]); }), tiles[i]));
+      limit.push_back(ns_of(seconds([&] { touch(tiles[i]); }), tiles[i]));
       update.push_back(ns_of(seconds([&] { updater.update(other); }), other));
     }
     if (round < 0) continue;  // warm-up
