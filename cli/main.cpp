@@ -9,6 +9,7 @@
 
 #include "cli/commands.hpp"
 #include "core/error.hpp"
+#include "core/topology.hpp"
 
 namespace {
 
@@ -26,6 +27,8 @@ int exit_status(const strata::Error& error) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // libgomp may have bound this thread to one processor before main, and every later thread would inherit that.
+  strata::undo_openmp_binding();
   // A file that passes the size limit is then an error with a name and a place, instead of the end of the process.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App app("Strata trains transformers whose training state is larger than GPU memory.", "strata");
