@@ -113,7 +113,7 @@ class StoreReader final : public CheckpointReader {
   AlignedBytes section(int unit, size_t tile, Section which, uint64_t elements) {
     AlignedBytes bytes = aligned_bytes(elements * manifest_.format.bytes(which));
     if (manifest_.format.bytes(which) == 0) return bytes;
-    const std::string name = fmt::format("{} tile {} {}", layout_.units[unit].name, tile, to_string(which));
+    const std::string name = extent_name(layout_.units[unit].name, tile, to_string(which));
     const auto found = extents_.find(name);
     if (found == extents_.end())
       throw Error(ErrorCode::data_corruption, fmt::format("the store has no \"{}\"", name), info_.path.string());
