@@ -48,13 +48,22 @@ void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest)
   }
 }
 
-class FilesReader final : public CheckpointReader {
- public:
-  FilesReader(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
+/// What both kinds hold: a manifest, files of the right sizes, the model's description.
+class ReaderWithManifest : public CheckpointReader {
+ protected:
+  ReaderWithManifest(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
     check_sizes(checkpoint, manifest_);
-    info_ = {checkpoint, CheckpointKind::files, manifest_.record};
+    info_ = {checkpoint, manifest_.kind, manifest_.record};
     model_ = read_model_description(checkpoint / kModelFolder);
     layout_ = make_layout(model_);
+  }
+
+  const CheckpointManifest manifest_;
+};
+
+class FilesReader final : public ReaderWithManifest {
+ public:
+  FilesReader(const fs::path& checkpoint, CheckpointManifest manifest) : ReaderWithManifest(checkpoint, std::move(manifest)) {
     for (Quantity quantity : kQuantities)
       weights_.push_back(std::make_unique<HfWeights>(checkpoint / folder_of(quantity), model_, layout_));
   }
@@ -68,18 +77,13 @@ class FilesReader final : public CheckpointReader {
   }
 
  private:
-  CheckpointManifest manifest_;
   std::vector<std::unique_ptr<HfWeights>> weights_;
 };
 
 /// Reads tiles of a store's committed state, one at a time.
-class StoreReader final : public CheckpointReader {
+class StoreReader final : public ReaderWithManifest {
  public:
-  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
-    check_sizes(checkpoint, manifest_);
-    info_ = {checkpoint, CheckpointKind::store, manifest_.record};
-    model_ = read_model_description(checkpoint / kModelFolder);
-    layout_ = make_layout(model_);
+  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest) : ReaderWithManifest(checkpoint, std::move(manifest)) {
     const std::vector<fs::path> directories(manifest_.store_directories.begin(), manifest_.store_directories.end());
     const tiers::StoreSummary summary = tiers::NvmeStore::inspect(directories.front());
     if (summary.generation != manifest_.store_generation)
@@ -143,7 +147,6 @@ class StoreReader final : public CheckpointReader {
     cached_key_ = key;
   }
 
-  CheckpointManifest manifest_;
   std::map<std::string, uint32_t> extents_;
   std::unique_ptr<tiers::NvmeStore> store_;
   std::vector<float> cached_;
