@@ -15,27 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> verify_files(const fs::path& checkpoint, const CheckpointManifest& manifest,
-                                      const ProgressCallback& progress) {
-  std::vector<std::string> broken;
-  uint64_t done = 0, total = 0;
-  for (const auto& file : manifest.files) total += file.bytes;
-  for (const auto& file : manifest.files) {
-    const fs::path path = checkpoint / file.path;
-    std::error_code error;
-    const uint64_t bytes = fs::file_size(path, error);
-    if (error)
-      broken.push_back(fmt::format("{}: missing", path.string()));
-    else if (bytes != file.bytes)
-      broken.push_back(fmt::format("{}: {} bytes, {} were written", path.string(), bytes, file.bytes));
-    else if (const std::string found = hash_file(path); found != file.xxh3)
-      broken.push_back(fmt::format("{}: checksum {}, {} was written", path.string(), found, file.xxh3));
-    done += file.bytes;
-    if (progress) progress(done, total);
-  }
-  return broken;
-}
-
 void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest) {
   for (const auto& file : manifest.files) {
     std::error_code error;
@@ -72,10 +51,6 @@ class FilesReader final : public ReaderWithManifest {
     weights_[static_cast<size_t>(quantity)]->read_as_float(unit, range, out);
   }
 
-  std::vector<std::string> verify(const ProgressCallback& progress) override {
-    return verify_files(info_.path, manifest_, progress);
-  }
-
  private:
   std::vector<std::unique_ptr<HfWeights>> weights_;
 };
@@ -105,12 +80,6 @@ class StoreReader final : public ReaderWithManifest {
       std::copy_n(cached_.begin() + static_cast<int64_t>(begin - tiles[tile].first), end - begin,
                   out + (begin - range.first));
     }
-  }
-
-  std::vector<std::string> verify(const ProgressCallback& progress) override {
-    std::vector<std::string> broken = verify_files(info_.path, manifest_, {});
-    for (std::string& line : store_->verify(progress)) broken.push_back(std::move(line));
-    return broken;
   }
 
  private:
