@@ -29,5 +29,7 @@ function(strata_test folder name label)
   target_include_directories(${folder}_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${folder}_${name} PRIVATE STRATA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_libraries(${folder}_${name} PRIVATE ${ARGN} GTest::gtest GTest::gtest_main)
-  gtest_discover_tests(${folder}_${name} TEST_PREFIX "${folder}." DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${label} TIMEOUT 600)
+  # A parameter's name is the instantiation's own; its value, often an object's bytes, would be added to it.
+  gtest_discover_tests(${folder}_${name} TEST_PREFIX "${folder}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS ${label} TIMEOUT 600)
 endfunction()

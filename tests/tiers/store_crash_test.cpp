@@ -122,7 +122,8 @@ TEST_P(StoreCrash, APowerCutBeforeAnyRequestLeavesExactlyACommit) {
   EXPECT_GT(cuts, 20u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Directories, StoreCrash, ::testing::Values(1, 3));
+INSTANTIATE_TEST_SUITE_P(Directories, StoreCrash, ::testing::Values(1, 3),
+                         [](const auto& info) { return info.param == 1 ? "One" : "Three"; });
 
 /// Ends the process when its n-th request comes.
 IoEngineFactory dying(uint64_t nth, IoEngineKind kind) {
