@@ -81,7 +81,7 @@ void add_checkpoints(const fs::path& folder, Facts& facts) {
   const auto found = scheduler::list_checkpoints(folder, &ignored);
   facts["checkpoints"] = checkpoint_rows(found);
   // What was being written when a process was killed is told as that.
-  std::erase_if(ignored, [](const std::string& line) { return line.find(".partial: ") != std::string::npos; });
+  std::erase_if(ignored, tells_of_a_partial_checkpoint);
   if (!ignored.empty()) facts["not_whole"] = ignored;
 }
 
@@ -297,7 +297,7 @@ Facts inspect_leftover(const fs::path& path) {
   } else {
     bytes = fs::file_size(path, error);
   }
-  const bool checkpoint = path.string().find(".partial") != std::string::npos;
+  const bool checkpoint = path.string().find(scheduler::kPartialSuffix) != std::string::npos;
   return {{"bytes", bytes},
           {"what", checkpoint ? "a checkpoint that was not finished: never read, and the run's next checkpoint removes it"
                               : "a file that was not finished: nothing reads it, it can be removed when no run is under way"}};

@@ -37,7 +37,7 @@ bool holds_weights(const fs::path& directory) {
 bool holds_checkpoints(const fs::path& directory) {
   std::error_code error;
   return std::any_of(fs::directory_iterator(directory, error), fs::directory_iterator(), [](const fs::directory_entry& entry) {
-    return has(entry.path(), scheduler::kManifestName) || entry.path().extension() == ".partial";
+    return has(entry.path(), scheduler::kManifestName) || entry.path().extension() == scheduler::kPartialSuffix;
   });
 }
 

@@ -110,7 +110,11 @@ std::optional<std::string> lock_holder(const fs::path& directory) {
 bool is_stray_name(const std::string& name) {
   const size_t temporary = name.rfind(".tmp-");  // core/file.hpp
   return (temporary != std::string::npos && name.size() == temporary + 13) || name == "strata.commit.new" ||
-         name.starts_with(".strata.scratch.") || (name.starts_with("step-") && name.ends_with(".partial"));
+         name.starts_with(".strata.scratch.") || (name.starts_with("step-") && name.ends_with(scheduler::kPartialSuffix));
+}
+
+bool tells_of_a_partial_checkpoint(const std::string& line) {
+  return line.find(std::string(scheduler::kPartialSuffix) + ": ") != std::string::npos;
 }
 
 std::vector<std::string> stray_names(const fs::path& directory) {

@@ -228,10 +228,8 @@ size_t verify_checkpoints(const fs::path& folder, bool newest, Findings& finding
     verify_checkpoint(info.path, /*must_be_current=*/false, findings, stores_done);
     if (newest) break;
   }
-  for (const std::string& line : ignored) {
-    const bool partial = line.find(".partial: ") != std::string::npos;  // being written when a process was killed; never read
-    (partial ? findings.notes : findings.broken).push_back(line);
-  }
+  for (const std::string& line : ignored)
+    (tells_of_a_partial_checkpoint(line) ? findings.notes : findings.broken).push_back(line);  // a partial one is never read
   return found.size() + ignored.size();
 }
 

@@ -22,6 +22,21 @@ function(strata_compile_options target)
   endif()
 endfunction()
 
+# strata_capability(NAME FOLDER MODULE PACKAGE) links strata_FOLDER with pkg-config's MODULE and defines STRATA_HAVE_NAME, as far as
+# STRATA_NAME (AUTO, ON or OFF) lets it. PACKAGE is Debian's name for what is missing.
+function(strata_capability name folder module package)
+  if(STRATA_${name} STREQUAL "OFF")
+    return()
+  endif()
+  pkg_check_modules(${name} IMPORTED_TARGET ${module})
+  if(${name}_FOUND)
+    target_link_libraries(strata_${folder} PRIVATE PkgConfig::${name})
+    target_compile_definitions(strata_${folder} PRIVATE STRATA_HAVE_${name}=1)
+  elseif(STRATA_${name} STREQUAL "ON")
+    message(FATAL_ERROR "STRATA_${name} is ON but pkg-config finds no ${module} (Debian: ${package})")
+  endif()
+endfunction()
+
 # strata_test(FOLDER NAME LABEL LIBRARIES...) builds tests/FOLDER/NAME.cpp with GoogleTest and registers its cases with CTest.
 function(strata_test folder name label)
   add_executable(${folder}_${name} ${PROJECT_SOURCE_DIR}/tests/${folder}/${name}.cpp)
@@ -29,5 +44,7 @@ function(strata_test folder name label)
   target_include_directories(${folder}_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${folder}_${name} PRIVATE STRATA_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_libraries(${folder}_${name} PRIVATE ${ARGN} GTest::gtest GTest::gtest_main)
-  gtest_discover_tests(${folder}_${name} TEST_PREFIX "${folder}." DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${label} TIMEOUT 600)
+  # A parameter's name is the instantiation's own; its value, often an object's bytes, would be added to it.
+  gtest_discover_tests(${folder}_${name} TEST_PREFIX "${folder}." NO_PRETTY_VALUES DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS ${label} TIMEOUT 600)
 endfunction()

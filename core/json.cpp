@@ -22,24 +22,25 @@ Position position_of(std::string_view text, size_t offset) {
 }
 
 /// Builds the document from the events of nlohmann's parser and stops it at the first passed limit.
-class GuardedBuilder final : public nlohmann::json_sax<Json> {
+template <class Tree>
+class GuardedBuilder final : public nlohmann::json_sax<Tree> {
  public:
   GuardedBuilder(std::string_view text, const JsonLimits& limits, std::vector<std::string>* duplicates)
       : text_(text), limits_(limits), duplicates_(duplicates) {}
 
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t&) override { return add(value); }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t&) override { return fail("binary values are not JSON"); }
-  bool start_object(std::size_t) override { return open(Json::object()); }
-  bool start_array(std::size_t) override { return open(Json::array()); }
+  bool number_integer(int64_t value) override { return add(value); }
+  bool number_unsigned(uint64_t value) override { return add(value); }
+  bool number_float(double value, const std::string&) override { return add(value); }
+  bool string(std::string& value) override { return add(std::move(value)); }
+  bool binary(typename Tree::binary_t&) override { return fail("binary values are not JSON"); }
+  bool start_object(std::size_t) override { return open(Tree::object()); }
+  bool start_array(std::size_t) override { return open(Tree::array()); }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
 
-  bool key(string_t& value) override {
+  bool key(std::string& value) override {
     if (!count_value()) return false;
     Frame& frame = frames_.back();
     frame.duplicate = frame.container->contains(value);
@@ -62,11 +63,11 @@ class GuardedBuilder final : public nlohmann::json_sax<Json> {
   }
 
   const std::string& failure() const { return failure_; }
-  Json take() { return std::move(root_); }
+  Tree take() { return std::move(root_); }
 
  private:
   struct Frame {
-    Json* container;
+    Tree* container;
     std::string key;
     bool duplicate = false;
   };
@@ -83,7 +84,7 @@ class GuardedBuilder final : public nlohmann::json_sax<Json> {
 
   /// Puts the value where the document is being built and returns its place; a duplicate goes to a place that is thrown
   /// away.
-  Json* place(Json value) {
+  Tree* place(Tree value) {
     if (frames_.empty()) return &(root_ = std::move(value));
     Frame& frame = frames_.back();
     if (frame.container->is_array()) {
@@ -91,26 +92,26 @@ class GuardedBuilder final : public nlohmann::json_sax<Json> {
       return &frame.container->back();
     }
     if (frame.duplicate) {
-      discarded_.push_back(std::make_unique<Json>(std::move(value)));
+      discarded_.push_back(std::make_unique<Tree>(std::move(value)));
       return discarded_.back().get();
     }
     return &frame.container->emplace(std::move(frame.key), std::move(value)).first.value();
   }
 
-  bool add(Json value) {
+  bool add(Tree value) {
     if (!count_value()) return false;
     place(std::move(value));
     return true;
   }
 
-  bool open(Json value) {
+  bool open(Tree value) {
     if (!count_value()) return false;
     if (frames_.size() >= static_cast<size_t>(limits_.depth)) {
       return fail(fmt::format("nested more than {} levels deep", limits_.depth));
     }
     // The parent's key is needed for pointers while the child is open, so it is copied, not moved, here.
     const std::string key = frames_.empty() ? std::string() : frames_.back().key;
-    Json* container = place(std::move(value));
+    Tree* container = place(std::move(value));
     if (!frames_.empty()) frames_.back().key = key;
     frames_.push_back({container, {}, false});
     return true;
@@ -133,9 +134,9 @@ class GuardedBuilder final : public nlohmann::json_sax<Json> {
   std::string_view text_;
   const JsonLimits& limits_;
   std::vector<std::string>* duplicates_;
-  Json root_;
+  Tree root_;
   std::vector<Frame> frames_;
-  std::vector<std::unique_ptr<Json>> discarded_;
+  std::vector<std::unique_ptr<Tree>> discarded_;
   std::string failure_;
   uint64_t values_ = 0;
 };
@@ -172,23 +173,31 @@ std::string printable(std::string_view text, size_t limit) {
   return out;
 }
 
-Json parse_json(std::string_view text, const std::string& name, ErrorCode code, const JsonLimits& limits,
+template <class Tree>
+Tree parse_json(std::string_view text, const std::string& name, ErrorCode code, const JsonLimits& limits,
                 std::vector<std::string>* duplicates) {
   if (text.size() > limits.bytes) throw_too_large(name, code, text.size(), limits);
-  GuardedBuilder builder(text, limits, duplicates);
-  const bool parsed = Json::sax_parse(text.begin(), text.end(), &builder);
+  GuardedBuilder<Tree> builder(text, limits, duplicates);
+  const bool parsed = Tree::sax_parse(text.begin(), text.end(), &builder);
   if (!parsed)
     throw Error(code, "not acceptable as JSON: " + builder.failure(), name, "correct the file at that place");
   return builder.take();
 }
 
-Json parse_json_file(const std::filesystem::path& file, ErrorCode code, const JsonLimits& limits,
+template <class Tree>
+Tree parse_json_file(const std::filesystem::path& file, ErrorCode code, const JsonLimits& limits,
                      std::vector<std::string>* duplicates) {
   const ReadOnlyFile input(file);
   if (input.size() > limits.bytes) throw_too_large(file.string(), code, input.size(), limits);
   std::string text(input.size(), '\0');
   input.read(0, text.data(), text.size());
-  return parse_json(text, file.string(), code, limits, duplicates);
+  return parse_json<Tree>(text, file.string(), code, limits, duplicates);
 }
+
+using Duplicates = std::vector<std::string>;
+template Json parse_json(std::string_view, const std::string&, ErrorCode, const JsonLimits&, Duplicates*);
+template OrderedJson parse_json(std::string_view, const std::string&, ErrorCode, const JsonLimits&, Duplicates*);
+template Json parse_json_file(const std::filesystem::path&, ErrorCode, const JsonLimits&, Duplicates*);
+template OrderedJson parse_json_file(const std::filesystem::path&, ErrorCode, const JsonLimits&, Duplicates*);
 
 }  // namespace strata

@@ -14,6 +14,7 @@
 namespace strata {
 
 using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;  // keeps keys in the order of the text; a lookup takes the time of all of them
 
 struct JsonLimits {
   uint64_t bytes = 16ull << 20;
@@ -24,13 +25,15 @@ struct JsonLimits {
 /// Parses one UTF-8 JSON text. `name` stands for the text in messages; `code` is the code of the errors thrown.
 /// A duplicate key is an error that names its JSON pointer; if `duplicates` is given, the pointers are appended to it
 /// instead and the first value stands. Throws on a syntax error (line and column), invalid UTF-8 or a passed limit,
-/// before memory is used for it.
-Json parse_json(std::string_view text, const std::string& name, ErrorCode code, const JsonLimits& limits = {},
+/// before memory is used for it. `Tree` is Json or OrderedJson.
+template <class Tree = Json>
+Tree parse_json(std::string_view text, const std::string& name, ErrorCode code, const JsonLimits& limits = {},
                 std::vector<std::string>* duplicates = nullptr);
 
 /// Reads and parses a whole file. Its size is checked against the limit before it is read. Throws io if it cannot be
 /// read.
-Json parse_json_file(const std::filesystem::path& file, ErrorCode code, const JsonLimits& limits = {},
+template <class Tree = Json>
+Tree parse_json_file(const std::filesystem::path& file, ErrorCode code, const JsonLimits& limits = {},
                      std::vector<std::string>* duplicates = nullptr);
 
 /// "/parent/key" with '~' and '/' in the key escaped as RFC 6901 says.

@@ -50,8 +50,6 @@ class CheckpointReader {
   const ModelDescription& model() const { return model_; }
   const ModelLayout& layout() const { return layout_; }
   virtual void read(Quantity quantity, int unit, Range range, float* out) = 0;
-  /// Checks every checksum; a line for each file or extent that is broken.
-  virtual std::vector<std::string> verify(const ProgressCallback& progress) = 0;
 
  protected:
   CheckpointInfo info_;

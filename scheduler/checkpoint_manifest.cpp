@@ -16,17 +16,12 @@ const char* name_of(MasterFormat format) {
   return format == MasterFormat::parameter ? "parameter" : format == MasterFormat::split ? "split" : "fp32";
 }
 
-std::string hash_text(const std::string& text) {
-  const XXH128_hash_t digest = XXH3_128bits(text.data(), text.size());
-  return fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
-}
+std::string to_hex(XXH128_hash_t digest) { return fmt::format("{:016x}{:016x}", digest.high64, digest.low64); }
+
+std::string hash_text(const std::string& text) { return to_hex(XXH3_128bits(text.data(), text.size())); }
 
 /// The manifest's last key is the hash of everything before it, so that no digit of it can change unseen.
-void check_own_hash(const std::filesystem::path& path) {
-  const ReadOnlyFile file(path);
-  std::string text(file.size(), '\0');
-  file.read(0, text.data(), text.size());
-  nlohmann::ordered_json json = nlohmann::ordered_json::parse(text);
+void check_own_hash(OrderedJson json, const std::filesystem::path& path) {
   const std::string stated = json.at("xxh3").get<std::string>();
   json.erase("xxh3");
   if (const std::string found = hash_text(json.dump()); found != stated)
@@ -50,14 +45,14 @@ const char* folder_of(Quantity quantity) {
 }
 
 std::string CheckpointManifest::to_json() const {
-  nlohmann::ordered_json json;
+  OrderedJson json;
   json["format"] = kFormatName;
   json["version"] = 1;
   json["kind"] = kind == CheckpointKind::files ? "files" : "store";
-  json["trainer"] = nlohmann::ordered_json::parse(record.to_json());
+  json["trainer"] = OrderedJson::parse(record.to_json());
   json["compute"] = to_string(format.compute);
   json["master"] = name_of(format.master);
-  json["files"] = nlohmann::ordered_json::array();
+  json["files"] = OrderedJson::array();
   for (const File& file : files) json["files"].push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh3", file.xxh3}});
   if (kind == CheckpointKind::store)
     json["store"] = {{"directories", store_directories}, {"generation", store_generation}, {"tile_elements", tile_elements}};
@@ -70,16 +65,16 @@ CheckpointManifest CheckpointManifest::read(const std::filesystem::path& checkpo
   if (!std::filesystem::is_regular_file(path))
     throw Error(ErrorCode::invalid_data, "not a checkpoint: it has no checkpoint.json", checkpoint.string(),
                 "name a directory made by `strata train`, or its checkpoints/ folder");
-  const Json json = parse_json_file(path, ErrorCode::data_corruption);
+  const OrderedJson json = parse_json_file<OrderedJson>(path, ErrorCode::data_corruption);
   try {
-    check_own_hash(path);
+    check_own_hash(json, path);
     if (json.at("format") != kFormatName || json.at("version") != 1)
       throw Error(ErrorCode::invalid_data, "a checkpoint of an unknown format or version", path.string());
     CheckpointManifest manifest;
     manifest.kind = json.at("kind") == "files" ? CheckpointKind::files : CheckpointKind::store;
     manifest.record = TrainerRecord::from_json(json.at("trainer").dump(), path.string());
     manifest.format = format_from(json.at("compute").get<std::string>(), json.at("master").get<std::string>());
-    for (const Json& file : json.at("files")) {
+    for (const OrderedJson& file : json.at("files")) {
       File entry{file.at("path").get<std::string>(), file.at("bytes").get<uint64_t>(), file.at("xxh3").get<std::string>()};
       const std::filesystem::path relative(entry.path);
       for (const auto& piece : relative)
@@ -88,7 +83,7 @@ CheckpointManifest CheckpointManifest::read(const std::filesystem::path& checkpo
       manifest.files.push_back(std::move(entry));
     }
     if (manifest.kind == CheckpointKind::store) {
-      const Json& store = json.at("store");
+      const OrderedJson& store = json.at("store");
       store.at("directories").get_to(manifest.store_directories);
       store.at("generation").get_to(manifest.store_generation);
       store.at("tile_elements").get_to(manifest.tile_elements);
@@ -115,8 +110,7 @@ std::string hash_file(const std::filesystem::path& file) {
     XXH3_128bits_update(state.get(), piece.data(), bytes);
     in.drop_cached(offset, bytes);
   }
-  const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
-  return fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+  return to_hex(XXH3_128bits_digest(state.get()));
 }
 
 }  // namespace strata::scheduler

@@ -15,27 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> verify_files(const fs::path& checkpoint, const CheckpointManifest& manifest,
-                                      const ProgressCallback& progress) {
-  std::vector<std::string> broken;
-  uint64_t done = 0, total = 0;
-  for (const auto& file : manifest.files) total += file.bytes;
-  for (const auto& file : manifest.files) {
-    const fs::path path = checkpoint / file.path;
-    std::error_code error;
-    const uint64_t bytes = fs::file_size(path, error);
-    if (error)
-      broken.push_back(fmt::format("{}: missing", path.string()));
-    else if (bytes != file.bytes)
-      broken.push_back(fmt::format("{}: {} bytes, {} were written", path.string(), bytes, file.bytes));
-    else if (const std::string found = hash_file(path); found != file.xxh3)
-      broken.push_back(fmt::format("{}: checksum {}, {} was written", path.string(), found, file.xxh3));
-    done += file.bytes;
-    if (progress) progress(done, total);
-  }
-  return broken;
-}
-
 void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest) {
   for (const auto& file : manifest.files) {
     std::error_code error;
@@ -48,13 +27,22 @@ void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest)
   }
 }
 
-class FilesReader final : public CheckpointReader {
- public:
-  FilesReader(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
+/// What both kinds hold: a manifest, files of the right sizes, the model's description.
+class ReaderWithManifest : public CheckpointReader {
+ protected:
+  ReaderWithManifest(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
     check_sizes(checkpoint, manifest_);
-    info_ = {checkpoint, CheckpointKind::files, manifest_.record};
+    info_ = {checkpoint, manifest_.kind, manifest_.record};
     model_ = read_model_description(checkpoint / kModelFolder);
     layout_ = make_layout(model_);
+  }
+
+  const CheckpointManifest manifest_;
+};
+
+class FilesReader final : public ReaderWithManifest {
+ public:
+  FilesReader(const fs::path& checkpoint, CheckpointManifest manifest) : ReaderWithManifest(checkpoint, std::move(manifest)) {
     for (Quantity quantity : kQuantities)
       weights_.push_back(std::make_unique<HfWeights>(checkpoint / folder_of(quantity), model_, layout_));
   }
@@ -63,23 +51,14 @@ class FilesReader final : public CheckpointReader {
     weights_[static_cast<size_t>(quantity)]->read_as_float(unit, range, out);
   }
 
-  std::vector<std::string> verify(const ProgressCallback& progress) override {
-    return verify_files(info_.path, manifest_, progress);
-  }
-
  private:
-  CheckpointManifest manifest_;
   std::vector<std::unique_ptr<HfWeights>> weights_;
 };
 
 /// Reads tiles of a store's committed state, one at a time.
-class StoreReader final : public CheckpointReader {
+class StoreReader final : public ReaderWithManifest {
  public:
-  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
-    check_sizes(checkpoint, manifest_);
-    info_ = {checkpoint, CheckpointKind::store, manifest_.record};
-    model_ = read_model_description(checkpoint / kModelFolder);
-    layout_ = make_layout(model_);
+  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest) : ReaderWithManifest(checkpoint, std::move(manifest)) {
     const std::vector<fs::path> directories(manifest_.store_directories.begin(), manifest_.store_directories.end());
     const tiers::StoreSummary summary = tiers::NvmeStore::inspect(directories.front());
     if (summary.generation != manifest_.store_generation)
@@ -103,17 +82,11 @@ class StoreReader final : public CheckpointReader {
     }
   }
 
-  std::vector<std::string> verify(const ProgressCallback& progress) override {
-    std::vector<std::string> broken = verify_files(info_.path, manifest_, {});
-    for (std::string& line : store_->verify(progress)) broken.push_back(std::move(line));
-    return broken;
-  }
-
  private:
   AlignedBytes section(int unit, size_t tile, Section which, uint64_t elements) {
     AlignedBytes bytes = aligned_bytes(elements * manifest_.format.bytes(which));
     if (manifest_.format.bytes(which) == 0) return bytes;
-    const std::string name = fmt::format("{} tile {} {}", layout_.units[unit].name, tile, to_string(which));
+    const std::string name = extent_name(layout_.units[unit].name, tile, to_string(which));
     const auto found = extents_.find(name);
     if (found == extents_.end())
       throw Error(ErrorCode::data_corruption, fmt::format("the store has no \"{}\"", name), info_.path.string());
@@ -143,7 +116,6 @@ class StoreReader final : public CheckpointReader {
     cached_key_ = key;
   }
 
-  CheckpointManifest manifest_;
   std::map<std::string, uint32_t> extents_;
   std::unique_ptr<tiers::NvmeStore> store_;
   std::vector<float> cached_;

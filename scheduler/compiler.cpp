@@ -30,6 +30,15 @@ StepPlan compile_memory(const RunShape& shape, const Placement& placement) {
   return plan;
 }
 
+std::vector<Program> compile_training_step(const RunShape& shape, const Placement& placement) {
+  StepPlan plan;
+  const StepMemory memory = plan_memory(shape, placement, plan);
+  std::vector<Program> programs;
+  programs.push_back(emit_training_step(shape, placement, plan, memory, /*with_update=*/placement.lazy_update));
+  if (!placement.lazy_update) programs.push_back(emit_update(shape, placement, plan, memory));
+  return programs;
+}
+
 StepPlan compile_step_plan(const RunShape& shape, const Placement& placement) {
   STRATA_CHECK(shape.world_size == 1 && shape.rank == 0, "world size {}", shape.world_size);
   STRATA_CHECK(placement.units.size() == shape.layout.units.size(), "{} placements", placement.units.size());

@@ -64,8 +64,10 @@ struct StepPlan {
   Program evaluate;                 // losses alone
 };
 
-/// Memory and homes alone, for choosing a placement.
+/// Memory and homes alone: whether a placement fits.
 StepPlan compile_memory(const RunShape& shape, const Placement& placement);
+/// The programs of one training step alone, in order (RunPlan::step_programs): how long it would take with a placement.
+std::vector<Program> compile_training_step(const RunShape& shape, const Placement& placement);
 /// Plans memory exactly and compiles the four programs. It does not judge whether the memory is there.
 StepPlan compile_step_plan(const RunShape& shape, const Placement& placement);
 

@@ -10,8 +10,6 @@ namespace strata::scheduler {
 
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 /// JSON has no infinities: null stands for what is not a number.
 OrderedJson finite_or_null(double value) { return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr); }
 

@@ -58,9 +58,9 @@ uint64_t missing_bytes(const RunPlan& plan) {
   return missing;
 }
 
-double predicted_seconds(const RunPlan& plan, const MachineRates& rates) {
+double predicted_step_seconds(const RunShape& shape, const Placement& placement) {
   double seconds = 0;
-  for (const Program* program : plan.step_programs()) seconds += simulate(*program, rates).seconds;
+  for (const Program& program : compile_training_step(shape, placement)) seconds += simulate(program, MachineRates{}).seconds;
   return seconds;
 }
 
@@ -185,8 +185,7 @@ RunPlan make_run_plan(const Config& config, const ModelDescription& model, const
             least_missing = std::min(missing, least_missing);
             continue;
           }
-          plan.steps = compile_step_plan(shape, plan.placement);
-          const double seconds = predicted_seconds(plan, MachineRates{});
+          const double seconds = predicted_step_seconds(shape, plan.placement);
           if (seconds >= best_seconds) continue;
           best_seconds = seconds;
           best = plan.placement;

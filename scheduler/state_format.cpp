@@ -1,5 +1,7 @@
 #include "scheduler/state_format.hpp"
 
+#include <fmt/format.h>
+
 namespace strata::scheduler {
 
 std::string_view to_string(Section section) {
@@ -10,6 +12,10 @@ std::string_view to_string(Section section) {
     case Section::variance: return "variance";
   }
   return "?";
+}
+
+std::string extent_name(std::string_view unit, size_t tile, std::string_view content) {
+  return fmt::format("{} tile {} {}", unit, tile, content);
 }
 
 uint64_t StateFormat::bytes(Section section) const {

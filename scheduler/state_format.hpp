@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "core/config.hpp"
@@ -16,6 +17,10 @@ enum class Section : uint8_t { parameter, master, momentum, variance };
 inline constexpr std::array<Section, 4> kSections = {Section::parameter, Section::master, Section::momentum,
                                                      Section::variance};
 std::string_view to_string(Section section);
+
+/// The name of a tile's section, or of other `content` of a tile, in the store: "block 3 tile 0 momentum". A checkpoint's extents are
+/// found by it.
+std::string extent_name(std::string_view unit, size_t tile, std::string_view content);
 
 struct StateFormat {
   DType compute = DType::f32;

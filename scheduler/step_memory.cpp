@@ -58,7 +58,7 @@ class StepMemoryPlanner {
     for (size_t tile = 0; tile < homes.tiles.size(); ++tile)
       homes.state_extents[static_cast<int>(section)][tile] = map_.add_extent(
           checkpointed ? Memory::store_state : Memory::store_scratch, purpose,
-          fmt::format("{} tile {} {}", shape_.layout.units[unit].name, tile, to_string(section)),
+          extent_name(shape_.layout.units[unit].name, tile, to_string(section)),
           homes.tiles[tile].count * bytes);
   }
 
@@ -77,7 +77,7 @@ class StepMemoryPlanner {
         for (size_t tile = 0; tile < homes.tiles.size(); ++tile)
           homes.gradient_extents[tile] =
               map_.add_extent(Memory::store_scratch, "gradients",
-                              fmt::format("{} tile {} gradient", shape_.layout.units[unit].name, tile),
+                              extent_name(shape_.layout.units[unit].name, tile, "gradient"),
                               homes.tiles[tile].count * bytes);
       } else {
         homes.gradient =
@@ -154,7 +154,7 @@ class StepMemoryPlanner {
         for (size_t tile = 0; tile < tiles.size(); ++tile)
           memory_.spill_extents[unit].push_back(
               map_.add_extent(Memory::store_scratch, "gradients",
-                              fmt::format("{} tile {} gradient sum", shape_.layout.units[unit].name, tile),
+                              extent_name(shape_.layout.units[unit].name, tile, "gradient sum"),
                               tiles[tile].count * sizeof(float)));
         return;
     }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "tests/core/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace strata {
 namespace {

@@ -9,7 +9,7 @@
 #include "core/error.hpp"
 #include "core/init_weights.hpp"
 #include "core/json.hpp"
-#include "tests/core/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace strata {
 namespace {

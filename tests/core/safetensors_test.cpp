@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "core/error.hpp"
-#include "tests/core/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace strata {
 namespace {

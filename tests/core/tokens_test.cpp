@@ -10,7 +10,7 @@
 #include <map>
 
 #include "core/error.hpp"
-#include "tests/core/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace strata {
 namespace {

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace strata {
 namespace {
@@ -20,24 +21,15 @@ namespace {
 /// A tree of small files that is removed at the end.
 class FakeRoot {
  public:
-  FakeRoot() {
-    std::string name = (std::filesystem::temp_directory_path() / "strata-topology-XXXXXX").string();
-    if (!mkdtemp(name.data())) throw Error(ErrorCode::io, "mkdtemp");
-    path_ = name;
-  }
-  ~FakeRoot() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
   void write(const std::string& file, const std::string& text) const {
-    const auto path = path_ / file;
+    const auto path = directory_ / file;
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text;
   }
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return directory_.path(); }
 
  private:
-  std::filesystem::path path_;
+  ScratchDirectory directory_;
 };
 
 constexpr const char* kMeminfo = "MemTotal:       16000 kB\nMemFree:         1000 kB\nMemAvailable:   12000 kB\n";

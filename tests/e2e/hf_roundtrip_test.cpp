@@ -15,7 +15,7 @@
 
 #include "core/error.hpp"
 #include "core/hf_weights.hpp"
-#include "tests/core/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace strata {
 namespace {

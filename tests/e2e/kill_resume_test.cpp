@@ -1,10 +1,12 @@
 // Killed at any moment, a run whose state is in the store resumes from its last commit and ends in the same bits.
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <chrono>
 #include <random>
+#include <thread>
 
-#include "tests/e2e/program_run.hpp"
+#include "tests/e2e/run_files.hpp"
+#include "tests/support/program_run.hpp"
 
 namespace strata::e2e {
 namespace {

@@ -1,10 +1,15 @@
 // What a run refuses, and what a failure in the middle leaves behind.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 
+#include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
-#include "tests/e2e/program_run.hpp"
+#include "tests/e2e/run_files.hpp"
+#include "tests/support/program_run.hpp"
 
 namespace strata::e2e {
 namespace {

@@ -210,6 +210,17 @@ TEST(Compiler, CommitsAreOnlyThereWhenTheStoreHoldsTheWholeState) {
   EXPECT_EQ(commits(Tier::host, Tier::host), 0);
 }
 
+TEST(Compiler, NamesExtentsAfterUnitTileAndContent) {
+  const RunShape shape = tiny_shape(false, kSplit, 1);
+  const StepPlan plan = compile_memory(shape, placement_of(shape, Tier::nvme, Tier::nvme, Tier::nvme, false));
+  std::set<std::string> state, scratch;
+  for (const auto& extent : plan.memory.extents(Memory::store_state)) state.insert(extent.name);
+  for (const auto& extent : plan.memory.extents(Memory::store_scratch)) scratch.insert(extent.name);
+  for (const char* name : {"embedding tile 0 parameter", "block 0 tile 1 master", "block 2 tile 0 momentum", "head tile 0 variance"})
+    EXPECT_EQ(state.count(name), 1u) << name;
+  EXPECT_EQ(scratch.count("block 2 tile 0 gradient"), 1u);
+}
+
 TEST(Compiler, PlansA70BModelWithOffsetsFarOver32Bits) {
   ModelDescription model = tiny_llama(false, 80);
   model.vocab_size = 128256;

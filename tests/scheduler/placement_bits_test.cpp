@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tests/scheduler/training_fixture.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace strata::scheduler {
 namespace {
@@ -27,7 +28,7 @@ const Family kFamilies[] = {{"llama_fp32", kTinyLlama, DType::f32},
 class PlacementBits : public testing::TestWithParam<Family> {
  protected:
   struct Reference {
-    TemporaryDirectory directory;
+    ScratchDirectory directory{disk_of_the_build()};
     TrainSummary summary;
   };
 
@@ -37,8 +38,8 @@ class PlacementBits : public testing::TestWithParam<Family> {
     if (!one) {
       one = std::make_unique<Reference>();
       write_random_model(one->directory.path(), GetParam().config);
-      write_text(one->directory.path() / "text.txt", 60000);
-      one->summary = run_training(base(one->directory.path()), one->directory.path() / "reference");
+      write_text(one->directory / "text.txt", 60000);
+      one->summary = run_training(base(one->directory.path()), one->directory / "reference");
     }
     return *one;
   }
@@ -54,7 +55,7 @@ class PlacementBits : public testing::TestWithParam<Family> {
   /// Every variant runs with random delays on every stream and freed memory poisoned.
   void expect_same_bits(Config config, const std::string& what) {
     config.debug = {.random_delay_us = 40, .poison = true, .seed = ++seed_};
-    const TrainSummary summary = run_training(config, reference().directory.path() / "run");
+    const TrainSummary summary = run_training(config, reference().directory / "run");
     EXPECT_EQ(summary.state_hash, reference().summary.state_hash) << what << ", delay seed " << config.debug.seed;
     EXPECT_EQ(summary.last_loss, reference().summary.last_loss) << what;
   }

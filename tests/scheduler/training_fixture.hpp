@@ -1,7 +1,6 @@
-// A tiny model and a text to train it on, in a directory that is removed afterwards.
+// A tiny model, a text to train it on, and runs of it.
 #pragma once
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -16,23 +15,8 @@
 
 namespace strata::scheduler {
 
-/// Removed with everything in it. On the disk that holds the build, not on tmpfs, so that direct I/O is real.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string pattern = (std::filesystem::current_path() / "strata-test-XXXXXX").string();
-    if (!mkdtemp(pattern.data())) throw std::runtime_error("cannot make " + pattern);
-    path_ = pattern;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+/// The parent of scratch directories with a store: not on tmpfs, so that direct I/O is real.
+inline std::filesystem::path disk_of_the_build() { return std::filesystem::current_path(); }
 
 /// Writes an HF directory with random fp32 weights for a config.json text.
 inline void write_random_model(const std::filesystem::path& directory, const std::string& config_json, uint64_t seed = 1) {

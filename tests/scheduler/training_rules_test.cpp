@@ -6,6 +6,7 @@
 
 #include "scheduler/checkpoint.hpp"
 #include "tests/scheduler/training_fixture.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace strata::scheduler {
 namespace {
@@ -49,7 +50,7 @@ class TrainingRules : public testing::Test {
 
   std::filesystem::path fresh_run() { return directory_.path() / ("run" + std::to_string(++runs_)); }
 
-  TemporaryDirectory directory_;
+  ScratchDirectory directory_{disk_of_the_build()};
   int runs_ = 0;
 };
 

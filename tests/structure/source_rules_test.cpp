@@ -9,13 +9,15 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <regex>
 #include <set>
 #include <string>
 #include <vector>
+
+#include "tests/support/files.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace {
 
@@ -37,11 +39,6 @@ const std::map<std::string, std::vector<std::string>>& allowed_includes() {
 
 bool starts_with(const std::string& text, const std::string& beginning) { return text.rfind(beginning, 0) == 0; }
 
-std::string read_text(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 bool has_extension(const std::string& file, std::initializer_list<const char*> extensions) {
   return std::find(extensions.begin(), extensions.end(), fs::path(file).extension()) != extensions.end();
 }
@@ -52,7 +49,7 @@ bool is_source(const std::string& file) { return is_header(file) || has_extensio
 struct Tree {
   fs::path root;
   std::vector<std::string> files;
-  std::string text(const std::string& file) const { return read_text(root / file); }
+  std::string text(const std::string& file) const { return strata::read_file(root / file); }
 };
 
 /// Every file but those of hidden and build folders.
@@ -236,14 +233,6 @@ TEST(SourceRules, LongSourceFilesAreNamed) {
 /// A tree of given files in a temporary folder.
 class SourceRulesOnABrokenTree : public testing::Test {
  protected:
-  SourceRulesOnABrokenTree() {
-    std::string name = (fs::temp_directory_path() / "strata-rules-XXXXXX").string();
-    root_ = mkdtemp(name.data());
-  }
-  ~SourceRulesOnABrokenTree() override {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
   void write(const std::string& file, const std::string& text) const {
     fs::create_directories((root_ / file).parent_path());
     std::ofstream(root_ / file) << text;
@@ -253,7 +242,8 @@ class SourceRulesOnABrokenTree : public testing::Test {
     EXPECT_NE(joined(defects).find(file), std::string::npos) << joined(defects);
   }
   const std::string good_header_ = "// What this header is for, in a line.\n#pragma once\n";
-  fs::path root_;
+  const strata::ScratchDirectory directory_;
+  const fs::path root_ = directory_.path();
 };
 
 TEST_F(SourceRulesOnABrokenTree, AnUpwardIncludeIsFound) {

@@ -15,9 +15,9 @@
 #include <map>
 #include <thread>
 
+#include "tests/support/scratch_directory.hpp"
 #include "tests/tiers/faulty_io_engine.hpp"
 #include "tests/tiers/store_driver.hpp"
-#include "tests/tiers/temporary_directory.hpp"
 #include "tiers/file.hpp"
 
 namespace strata::tiers {
@@ -71,7 +71,7 @@ class IoEngineContract : public ::testing::TestWithParam<Setting> {
   }
   std::byte* at(uint64_t offset) { return memory_.data() + offset; }
 
-  testing::TemporaryDirectory directory_;
+  ScratchDirectory directory_;
   FileDescriptor directory_handle_, file_, read_only_;
   AlignedBuffer memory_{2 * kFileBytes};
   AlignedBuffer elsewhere_{65536};  // never registered

@@ -5,17 +5,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/support/scratch_directory.hpp"
 #include "tests/tiers/faulty_io_engine.hpp"
 #include "tests/tiers/simulated_drive.hpp"
 #include "tests/tiers/store_driver.hpp"
-#include "tests/tiers/temporary_directory.hpp"
 #include "tiers/nvme_store.hpp"
 
 namespace strata::tiers {
 namespace {
 
 using testing::pattern;
-using testing::TemporaryDirectory;
 using ::testing::IsEmpty;
 
 constexpr uint64_t kGenerations = 3;
@@ -100,7 +99,7 @@ TEST_P(StoreCrash, APowerCutBeforeAnyRequestLeavesExactlyACommit) {
   uint64_t cuts = 0;
   for (uint64_t k = 0;; k += GetParam() == 1 ? 1 : 2) {
     SCOPED_TRACE(fmt::format("cut before request {}", k));
-    const TemporaryDirectory directory("/dev/shm");
+    const ScratchDirectory directory("/dev/shm");
     Scenario scenario(directory.path(), GetParam());
     testing::SimulatedDrive drive(k, seed + k);
     scenario.hooks.engine_factory = drive.factory();
@@ -123,7 +122,8 @@ TEST_P(StoreCrash, APowerCutBeforeAnyRequestLeavesExactlyACommit) {
   EXPECT_GT(cuts, 20u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Directories, StoreCrash, ::testing::Values(1, 3));
+INSTANTIATE_TEST_SUITE_P(Directories, StoreCrash, ::testing::Values(1, 3),
+                         [](const auto& info) { return info.param == 1 ? "One" : "Three"; });
 
 /// Ends the process when its n-th request comes.
 IoEngineFactory dying(uint64_t nth, IoEngineKind kind) {
@@ -161,7 +161,7 @@ TEST(StoreKill, AProcessThatDiesAtAnyRequestLeavesExactlyACommit) {
     for (uint64_t k = 0; died; k += all ? 1 : 5) {
       SCOPED_TRACE(fmt::format("dies at request {}", k));
       ASSERT_LT(k, 1000u);
-      const TemporaryDirectory directory(all ? "/dev/shm" : std::filesystem::temp_directory_path());
+      const ScratchDirectory directory(all ? "/dev/shm" : std::filesystem::temp_directory_path());
       Scenario scenario(directory.path(), 1);
       scenario.hooks.engine_factory = dying(k, kind);
       int report[2];
@@ -194,7 +194,7 @@ TEST(StoreKill, AProcessThatDiesAtAnyRequestLeavesExactlyACommit) {
 }
 
 TEST(StoreKill, AnInterruptedCreationIsNoStoreAndIsReplaced) {
-  const TemporaryDirectory directory;
+  const ScratchDirectory directory;
   const Scenario scenario(directory.path(), 2);
   {
     const auto store = NvmeStore::create(scenario.options);
@@ -219,7 +219,7 @@ TEST(StoreFailure, WhicheverRequestFailsTheStoreEndsWithACommitAndGoesOn) {
     for (uint64_t nth = 1; failed; ++nth) {
       SCOPED_TRACE(fmt::format("request {} fails with {}", nth, error_number));
       ASSERT_LT(nth, 1000u);
-      const TemporaryDirectory directory("/dev/shm");
+      const ScratchDirectory directory("/dev/shm");
       Scenario scenario(directory.path(), 1);
       // Reads survive single errors, so four in a row.
       const auto plan = std::make_shared<testing::FaultPlan>(

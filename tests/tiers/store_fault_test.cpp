@@ -4,9 +4,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "tests/support/files.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tests/tiers/faulty_io_engine.hpp"
 #include "tests/tiers/store_driver.hpp"
-#include "tests/tiers/temporary_directory.hpp"
 #include "tiers/format.hpp"
 #include "tiers/nvme_store.hpp"
 
@@ -16,7 +17,6 @@ namespace {
 using testing::Effect;
 using testing::error_of;
 using testing::Fault;
-using testing::flip_bit;
 using testing::pattern;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -68,7 +68,7 @@ class StoreFault : public ::testing::Test {
     return error_of([&] { testing::read(*NvmeStore::open(options_), extent, options_.state[extent].bytes); });
   }
 
-  testing::TemporaryDirectory directory_;
+  ScratchDirectory directory_;
   StoreOptions options_;
   StoreHooks hooks_;
   std::shared_ptr<testing::FaultPlan> plan_ = std::make_shared<testing::FaultPlan>();
@@ -217,7 +217,7 @@ TEST_F(StoreFault, TruncatedGrownAndMissingFilesAreRefusedWithBothLengths) {
 
 TEST_F(StoreFault, AForeignFileIsNotTakenForAStore) {
   make(1);
-  std::ofstream(file(kCommitFileName)) << std::string(1 << 20, 'x');
+  write_file(file(kCommitFileName), std::string(1 << 20, 'x'));
   EXPECT_EQ(error_of([&] { NvmeStore::open(options_); }).code(), ErrorCode::data_corruption);
   std::filesystem::remove(file(kCommitFileName));
   std::filesystem::create_directory(file(kCommitFileName));

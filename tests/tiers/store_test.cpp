@@ -8,8 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/support/files.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tests/tiers/store_driver.hpp"
-#include "tests/tiers/temporary_directory.hpp"
 #include "tiers/format.hpp"
 #include "tiers/lock.hpp"
 #include "tiers/nvme_store.hpp"
@@ -20,7 +21,6 @@ namespace {
 using testing::error_of;
 using testing::Part;
 using testing::pattern;
-using testing::TemporaryDirectory;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kBytes[] = {1, 4096, 5000, (1u << 20) + 511, 3u << 20};
@@ -66,7 +66,7 @@ class NvmeStoreOn : public ::testing::TestWithParam<Setting> {
     result.engine = GetParam().engine;
     return result;
   }
-  TemporaryDirectory directory_{parent()};
+  ScratchDirectory directory_{parent()};
 };
 
 TEST_P(NvmeStoreOn, GivesBackWhatWasWrittenBeforeAndAfterACommitAndAReopening) {
@@ -125,13 +125,13 @@ INSTANTIATE_TEST_SUITE_P(Settings, NvmeStoreOn,
 
 class NvmeStoreTest : public ::testing::Test {
  protected:
-  TemporaryDirectory directory_;
+  ScratchDirectory directory_;
   StoreOptions options_ = options_for(directory_.path() / "store");
   std::filesystem::path path() const { return options_.directories[0].path; }
 };
 
 TEST_F(NvmeStoreTest, SaysThatMemoryFilesAreBuffered) {
-  const TemporaryDirectory memory("/dev/shm");
+  const ScratchDirectory memory("/dev/shm");
   auto options = options_for(memory.path() / "store");
   EXPECT_THAT(NvmeStore::create(options)->engine_description(), HasSubstr("buffered ("));
 }
@@ -302,7 +302,7 @@ TEST_F(NvmeStoreTest, AKilledProcessLeavesNoLock) {
 
 TEST_F(NvmeStoreTest, FilesArePrivateWhateverTheUmask) {
   for (const mode_t mask : {0000, 0777}) {
-    const TemporaryDirectory place;
+    const ScratchDirectory place;
     const auto options = options_for(place.path() / "store");
     const mode_t before = umask(mask);
     const auto store = NvmeStore::create(options);
@@ -329,12 +329,8 @@ TEST_F(NvmeStoreTest, RefusesADirectoryThatOthersMayWrite) {
 
 TEST_F(NvmeStoreTest, PlantedLinksAreNotFollowed) {
   const auto victim = directory_.path() / "victim";
-  std::ofstream(victim) << "precious";
-  const auto content = [&] {
-    std::string text;
-    std::ifstream(victim) >> text;
-    return text;
-  };
+  write_file(victim, "precious");
+  const auto content = [&] { return read_file(victim); };
   std::filesystem::create_directory(path());
   std::filesystem::create_symlink(victim, path() / kLockFileName);
   EXPECT_THAT(error_of([&] { NvmeStore::create(options_); }).what(), HasSubstr("symbolic link"));

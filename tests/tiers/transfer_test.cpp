@@ -12,9 +12,9 @@
 #include <cerrno>
 #include <future>
 
+#include "tests/support/scratch_directory.hpp"
 #include "tests/tiers/faulty_io_engine.hpp"
 #include "tests/tiers/store_driver.hpp"
-#include "tests/tiers/temporary_directory.hpp"
 #include "tiers/checksum.hpp"
 #include "tiers/file.hpp"
 #include "tiers/transfer.hpp"
@@ -85,7 +85,7 @@ class TransferTest : public ::testing::TestWithParam<IoEngineKind> {
     EXPECT_TRUE(std::equal(data.begin(), data.end(), buffer_.data()));
   }
 
-  testing::TemporaryDirectory directory_;
+  ScratchDirectory directory_;
   FileDescriptor file_;
   uint32_t alignment_ = 1;
   TransferOptions options_;

@@ -11,8 +11,9 @@ namespace strata {
 
 class ScratchDirectory {
  public:
-  ScratchDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "strata-test-XXXXXX").string();
+  /// In the system's directory for temporary files, or where a test needs another file system: "/dev/shm" has no direct I/O.
+  explicit ScratchDirectory(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    std::string name = (parent / "strata-test-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed for " + name);
     path_ = name;
   }
