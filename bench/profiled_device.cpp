@@ -108,15 +108,16 @@ class ProfiledRows final : public RowKernels {
   void activation(Stream& s, DType t, Activation kind, int64_t n, const void* x, void* y) override {
     profile_.note(s, "activation", [&] { inner_.activation(s, t, kind, n, x, y); });
   }
-  void activation_backward(Stream& s, DType t, Activation kind, int64_t n, const void* x, const void* dy, void* dx) override {
-    profile_.note(s, "activation backward", [&] { inner_.activation_backward(s, t, kind, n, x, dy, dx); });
+  void activation_backward(Stream& s, DType t, Activation kind, int64_t n, const void* x, const void* dy, void* y,
+                           void* dx) override {
+    profile_.note(s, "activation backward", [&] { inner_.activation_backward(s, t, kind, n, x, dy, y, dx); });
   }
   void gated_activation(Stream& s, DType t, Activation kind, int64_t rows, int64_t columns, const void* x, void* y) override {
     profile_.note(s, "activation", [&] { inner_.gated_activation(s, t, kind, rows, columns, x, y); });
   }
-  void gated_activation_backward(Stream& s, DType t, Activation kind, int64_t rows, int64_t columns, const void* x, const void* dy,
+  void gated_activation_backward(Stream& s, DType t, Activation kind, int64_t rows, int64_t columns, const void* x, const void* dy, void* y,
                                  void* dx) override {
-    profile_.note(s, "activation backward", [&] { inner_.gated_activation_backward(s, t, kind, rows, columns, x, dy, dx); });
+    profile_.note(s, "activation backward", [&] { inner_.gated_activation_backward(s, t, kind, rows, columns, x, dy, y, dx); });
   }
   void add_bias(Stream& s, DType t, Rows r, void* x, const void* b) override {
     profile_.note(s, "add", [&] { inner_.add_bias(s, t, r, x, b); });
@@ -135,7 +136,7 @@ class ProfiledRows final : public RowKernels {
                    float* positions, int64_t length) override {
     profile_.note(s, "embedding backward", [&] { inner_.scatter_add(s, t, n, columns, tokens, dy, table, positions, length); });
   }
-  void cross_entropy(Stream& s, DType t, int64_t rows, int64_t columns, const void* logits, const int32_t* labels, float scale,
+  void cross_entropy(Stream& s, DType t, int64_t rows, int64_t columns, void* logits, const int32_t* labels, float scale,
                      double* losses, DType gradient_type, void* d_logits) override {
     profile_.note(s, "cross entropy",
                   [&] { inner_.cross_entropy(s, t, rows, columns, logits, labels, scale, losses, gradient_type, d_logits); });

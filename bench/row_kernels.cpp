@@ -84,15 +84,15 @@ std::vector<Kernel> kernels() {
        }},
       {"gelu_tanh", 2 * kUp,
        [=](Bench& b, DType t) { b.rows.activation(*b.stream, t, Activation::gelu_tanh, kUp, b.x.data(), b.z.data()); }},
-      {"gelu_tanh_backward", 3 * kUp,
+      {"gelu_tanh_backward", 4 * kUp,
        [=](Bench& b, DType t) {
-         b.rows.activation_backward(*b.stream, t, Activation::gelu_tanh, kUp, b.x.data(), b.y.data(), b.z.data());
+         b.rows.activation_backward(*b.stream, t, Activation::gelu_tanh, kUp, b.x.data(), b.y.data(), b.z.data(), b.y.data());
        }},
       {"silu_gated", 3 * kUp,
        [=](Bench& b, DType t) { b.rows.gated_activation(*b.stream, t, Activation::silu, kTokens, kMiddle, b.x.data(), b.z.data()); }},
-      {"silu_gated_backward", 5 * kUp,
+      {"silu_gated_backward", 6 * kUp,
        [=](Bench& b, DType t) {
-         b.rows.gated_activation_backward(*b.stream, t, Activation::silu, kTokens, kMiddle, b.x.data(), b.y.data(), b.z.data());
+         b.rows.gated_activation_backward(*b.stream, t, Activation::silu, kTokens, kMiddle, b.x.data(), b.y.data(), b.floats.data(), b.z.data());
        }},
       {"column_sum", kUp,
        [=](Bench& b, DType t) { b.rows.column_sum(*b.stream, t, kWide, b.x.data(), b.sums(), false, b.scratch.data()); }},

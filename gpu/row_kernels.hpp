@@ -48,16 +48,16 @@ class RowKernels {
   virtual void rope(Stream&, DType dtype, Rows rows, void* x, int64_t heads, int64_t head_dim, const float* cosines,
                     const float* sines, int64_t sequence_length, bool inverse) = 0;
 
-  /// y = activation(x) (GPT-2's MLP); backward: d_x = d_y * activation'(x), may run in place on d_y.
+  /// y = activation(x) (GPT-2's MLP); backward: d_x = d_y * activation'(x), which may be d_y, and y again.
   virtual void activation(Stream&, DType dtype, Activation kind, int64_t elements, const void* x, void* y) = 0;
   virtual void activation_backward(Stream&, DType dtype, Activation kind, int64_t elements, const void* x,
-                                   const void* d_y, void* d_x) = 0;
+                                   const void* d_y, void* y, void* d_x) = 0;
   /// Gated MLP: rows of [gate (columns) | up (columns)], stride 2 * columns; y = activation(gate) * up, [count, columns] dense.
   virtual void gated_activation(Stream&, DType dtype, Activation kind, int64_t rows, int64_t columns,
                                 const void* gate_up, void* y) = 0;
-  /// d_gate_up has gate_up's shape and may alias it.
+  /// And y again. d_gate_up has gate_up's shape and may alias it.
   virtual void gated_activation_backward(Stream&, DType dtype, Activation kind, int64_t rows, int64_t columns,
-                                         const void* gate_up, const void* d_y, void* d_gate_up) = 0;
+                                         const void* gate_up, const void* d_y, void* y, void* d_gate_up) = 0;
 
   /// x[row, :] += bias.
   virtual void add_bias(Stream&, DType dtype, Rows rows, void* x, const void* bias) = 0;
@@ -76,9 +76,9 @@ class RowKernels {
 
   /// Softmax cross-entropy over `rows` rows of logits (dense, `columns` = vocabulary), in `logits_dtype`. losses[row] = the row's negative
   /// log-likelihood, 0 where labels[row] is -100. When d_logits is not null: d_logits = scale * (softmax - onehot) in
-  /// `gradient_dtype`, zero rows where the label is -100; it may alias logits when the dtypes agree. Any other label outside
-  /// [0, columns) gives a NaN loss and gradient.
-  virtual void cross_entropy(Stream&, DType logits_dtype, int64_t rows, int64_t columns, const void* logits,
+  /// `gradient_dtype`, zero rows where the label is -100; it may alias logits when the dtypes agree, and the logits are lost. Any other
+  /// label outside [0, columns) gives a NaN loss and gradient.
+  virtual void cross_entropy(Stream&, DType logits_dtype, int64_t rows, int64_t columns, void* logits,
                              const int32_t* labels, float scale, double* losses, DType gradient_dtype, void* d_logits) = 0;
   /// *sum = (accumulate ? *sum : 0) + values[0] + values[1] + ..., in that order.
   virtual void sum_in_order(Stream&, int64_t count, const double* values, double* sum, bool accumulate) = 0;

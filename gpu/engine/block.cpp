@@ -230,16 +230,15 @@ void Block::backward_mlp(Stream& stream, const UnitTensors& unit, const void* pa
   void* const d_activated = at(workspace, workspace_.d_activated);
   void* const d_pre_activation = at(workspace, workspace_.d_pre_activation);
 
-  activate(stream, pre_activation, activated);
-  down_.backward_weight(stream, tokens_, unit, activated, d_hidden, gradients, accumulate, kernel, reduction);
   down_.backward_input(stream, tokens_, unit, params, prepared, d_hidden, d_activated, kernel);
   if (gated(model_)) {
     rows_->gated_activation_backward(stream, dtype_, model_.activation, tokens_, model_.intermediate_size, pre_activation, d_activated,
-                                     d_pre_activation);
+                                     activated, d_pre_activation);
   } else {
     rows_->activation_backward(stream, dtype_, model_.activation, tokens_ * model_.intermediate_size, pre_activation, d_activated,
-                               d_pre_activation);
+                               activated, d_pre_activation);
   }
+  down_.backward_weight(stream, tokens_, unit, activated, d_hidden, gradients, accumulate, kernel, reduction);
   mlp_norm_.forward(stream, tokens_, unit, params, middle, normed, statistics);
   up_.backward_weight(stream, tokens_, unit, normed, d_pre_activation, gradients, accumulate, kernel, reduction);
   up_.backward_input(stream, tokens_, unit, params, prepared, d_pre_activation, d_normed, kernel);

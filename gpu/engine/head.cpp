@@ -6,7 +6,7 @@ namespace strata::gpu {
 namespace {
 
 /// Of the fp32 logits of one chunk: large enough for the products to run at full speed, small beside the model.
-constexpr int64_t kLogitsBytes = 64 << 20;
+constexpr int64_t kLogitsBytes = 128 << 20;
 
 }  // namespace
 

@@ -3,19 +3,23 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/error.hpp"
 #include "gpu/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "gpu/host/matrix_kernels_pack.cpp"
 #include <hwy/foreach_target.h>
+
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace strata::gpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr int64_t kSegment = 32;    // words of a row that a transposition reads in one go
-constexpr int64_t kRowsAhead = 8;  // of the one that is read, fetched already
+constexpr int64_t kBlockWords = 32;     // depth of a block, in words of 4 bytes: one fp32 row, two bf16 rows
+constexpr int64_t kRowsAhead = 32;      // of the one that is read, fetched already
+constexpr int64_t kPanelsAbreast = 8;  // packed side by side, so that long pieces of the plain rows are read at a time
 
 /// 4 rows of 4 words, `from_stride` words apart, to 4 columns, `to_stride` words apart. 16 bytes at a time, whatever the width of the
 /// vectors: that already outruns the memory.
@@ -38,24 +42,19 @@ HWY_INLINE void transpose_4x4(const uint32_t* from, int64_t from_stride, uint32_
 #endif
 }
 
-/// Segments of rows lie too far apart for the processor to foresee them.
+/// Into the second cache, which waits for more lines at once than the first. Pieces of rows lie too far apart for the processor to foresee.
 HWY_INLINE void prefetch(const void* data, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(data) + line);
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(static_cast<const char*>(data) + line, 0, 2);
 }
 
-/// [rows][from_stride] to [columns][to_stride], rows and columns multiples of 4. Four rows at a time, a few cache lines of each: with a
-/// power of two between rows, more rows would not stay in the cache.
+/// [rows][from_stride] to [columns][to_stride], rows and columns multiples of 4. Four rows at a time: with a power of two between rows, more
+/// would not stay in the cache.
 void transpose_words(const uint32_t* from, int64_t from_stride, int64_t rows, int64_t columns, uint32_t* to, int64_t to_stride) {
-  for (int64_t column = 0; column < columns; column += kSegment) {
-    const int64_t end = std::min(columns, column + kSegment);
-    for (int64_t row = 0; row < rows; row += 4) {
-      const bool here = row + kRowsAhead < rows;
-      const uint32_t* const next = from + (here ? row + kRowsAhead : row + kRowsAhead - rows) * from_stride + (here ? column : end);
-      for (int64_t i = 0; i < 4; ++i) prefetch(next + i * from_stride, kSegment * 4);
-      for (int64_t i = column; i < end; i += 4) {
-        transpose_4x4(from + row * from_stride + i, from_stride, to + i * to_stride + row, to_stride);
-      }
-    }
+  for (int64_t row = 0; row < rows; row += 4) {
+    const bool here = row + kRowsAhead < rows;  // else the first rows of the next block
+    const uint32_t* const next = from + (here ? row + kRowsAhead : row + kRowsAhead - rows) * from_stride + (here ? 0 : columns);
+    for (int64_t i = 0; i < 4; ++i) prefetch(next + i * from_stride, columns * 4);
+    for (int64_t i = 0; i < columns; i += 4) transpose_4x4(from + row * from_stride + i, from_stride, to + i * to_stride + row, to_stride);
   }
 }
 
@@ -76,65 +75,90 @@ HWY_INLINE void interleave(const uint16_t* a, const uint16_t* b, int64_t count, 
   }
 }
 
-void PackFloats(const PanelLayout& layout, PlainOrder order, const void* from, void* to, int64_t panel) {
-  const int64_t width = layout.panel_columns, first = panel * width, count = std::min(width, layout.columns - first);
-  const auto* const source = static_cast<const uint32_t*>(from);
-  uint32_t* const target = static_cast<uint32_t*>(to) + panel * width * layout.padded_depth;
+/// Rows [first, first + rows) of a panel of fp32 to block[rows][width], which is zero.
+void gather_floats(const PanelLayout& layout, PlainOrder order, const uint32_t* from, int64_t column, int64_t count, int64_t first,
+                   int64_t rows, uint32_t* block) {
+  const int64_t width = layout.panel_columns;
   if (order == PlainOrder::rows) {
-    for (int64_t k = 0; k < layout.depth; ++k) {
-      prefetch(source + (k + kRowsAhead) * layout.columns + first, width * 4);
-      std::memcpy(target + k * width, source + k * layout.columns + first, static_cast<size_t>(count) * sizeof(float));
-      std::fill(target + k * width + count, target + (k + 1) * width, 0u);
+    const uint32_t* row = from + first * layout.columns + column;
+    for (int64_t k = 0; k < rows; ++k, row += layout.columns) {
+      prefetch(row + kRowsAhead * layout.columns, width * 4);
+      std::memcpy(block + k * width, row, static_cast<size_t>(count) * sizeof(float));
     }
-  } else {
-    const uint32_t* const panel_source = source + first * layout.depth;
-    const int64_t whole_columns = count / 4 * 4, whole_depth = layout.depth / 4 * 4;
-    transpose_words(panel_source, layout.depth, whole_columns, whole_depth, target, width);
-    for (int64_t column = 0; column < width; ++column) {
-      const int64_t begin = column < whole_columns ? whole_depth : 0;
-      for (int64_t k = begin; k < layout.depth; ++k) {
-        target[k * width + column] = column < count ? panel_source[column * layout.depth + k] : 0u;
-      }
-    }
+    return;
   }
-  std::fill(target + layout.depth * width, target + layout.padded_depth * width, 0u);
+  const uint32_t* const source = from + column * layout.depth + first;
+  const int64_t whole_columns = count / 4 * 4, whole_rows = rows / 4 * 4;
+  transpose_words(source, layout.depth, whole_columns, whole_rows, block, width);
+  for (int64_t c = 0; c < count; ++c) {
+    for (int64_t k = c < whole_columns ? whole_rows : 0; k < rows; ++k) block[k * width + c] = source[c * layout.depth + k];
+  }
 }
 
-void PackHalves(const PanelLayout& layout, PlainOrder order, const void* from, void* to, int64_t panel) {
-  const int64_t width = layout.panel_columns, first = panel * width, count = std::min(width, layout.columns - first);
-  const auto* const source = static_cast<const uint16_t*>(from);
-  uint16_t* const target = static_cast<uint16_t*>(to) + panel * width * layout.padded_depth;
-  const auto at = [&](int64_t k, int64_t column) -> uint16_t& { return target[(k / 2 * width + column) * 2 + k % 2]; };
+/// Of bf16, to block[rows / 2][width][2]. `first` is even.
+void gather_halves(const PanelLayout& layout, PlainOrder order, const uint16_t* from, int64_t column, int64_t count, int64_t first,
+                   int64_t rows, uint16_t* block) {
+  const int64_t width = layout.panel_columns;
   if (order == PlainOrder::rows) {
-    const int64_t whole_depth = layout.depth / 2 * 2;
-    for (int64_t k = 0; k < whole_depth; k += 2) {
-      const uint16_t* const row = source + k * layout.columns + first;
+    const uint16_t* row = from + first * layout.columns + column;
+    int64_t k = 0;
+    for (; k + 2 <= rows; k += 2, row += 2 * layout.columns) {
       prefetch(row + kRowsAhead * layout.columns, width * 2);
       prefetch(row + (kRowsAhead + 1) * layout.columns, width * 2);
-      interleave(row, row + layout.columns, count, target + k * width);
-      std::fill(&at(k, count), target + (k + 2) * width, uint16_t{0});
+      interleave(row, row + layout.columns, count, block + k * width);
     }
-    for (int64_t column = 0; whole_depth < layout.depth && column < width; ++column) {
-      at(whole_depth, column) = column < count ? source[whole_depth * layout.columns + first + column] : uint16_t{0};
-      at(whole_depth + 1, column) = 0;
+    for (int64_t c = 0; k < rows && c < count; ++c) block[k * width + 2 * c] = row[c];
+    return;
+  }
+  // Two halves that follow each other in a column are one word of the panel.
+  const uint16_t* const source = from + column * layout.depth + first;
+  const bool words = layout.depth % 2 == 0;
+  const int64_t whole_columns = words ? count / 4 * 4 : 0, whole_rows = words ? rows / 8 * 8 : 0;
+  if (words) {
+    transpose_words(reinterpret_cast<const uint32_t*>(source), layout.depth / 2, whole_columns, whole_rows / 2,
+                    reinterpret_cast<uint32_t*>(block), width);
+  }
+  for (int64_t c = 0; c < count; ++c) {
+    for (int64_t k = c < whole_columns ? whole_rows : 0; k < rows; ++k) {
+      block[(k / 2 * width + c) * 2 + k % 2] = source[c * layout.depth + k];
     }
-  } else {
-    // Two halves that follow each other in a column are one word of the panel.
-    const uint16_t* const panel_source = source + first * layout.depth;
-    const bool words = layout.depth % 2 == 0;
-    const int64_t whole_columns = words ? count / 4 * 4 : 0, whole_depth = words ? layout.depth / 8 * 8 : 0;
-    if (words) {
-      transpose_words(reinterpret_cast<const uint32_t*>(panel_source), layout.depth / 2, whole_columns, whole_depth / 2,
-                      reinterpret_cast<uint32_t*>(target), width);
-    }
-    for (int64_t column = 0; column < width; ++column) {
-      const int64_t begin = column < whole_columns ? whole_depth : 0;
-      for (int64_t k = begin; k < (layout.depth + 1) / 2 * 2; ++k) {
-        at(k, column) = column < count && k < layout.depth ? panel_source[column * layout.depth + k] : uint16_t{0};
+  }
+}
+
+/// Writes past the caches where the target is aligned for it: a line that is written whole need not be read first.
+void write_block(const uint32_t* block, uint32_t* to, int64_t words) {
+  const hn::ScalableTag<uint32_t> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (reinterpret_cast<uintptr_t>(to) % (hn::Lanes(d) * sizeof(uint32_t)) != 0 || words % lanes != 0) {
+    std::memcpy(to, block, static_cast<size_t>(words) * sizeof(uint32_t));
+    return;
+  }
+  for (int64_t i = 0; i < words; i += lanes) hn::Stream(hn::Load(d, block + i), d, to + i);
+}
+
+/// Panels [begin, end). Each block of a panel, which lies in one piece there, is put together in the cache and then written.
+void PackPanels(const PanelLayout& layout, PlainOrder order, const void* from, void* to, int64_t begin, int64_t end) {
+  alignas(128) uint32_t block[kBlockWords * PanelLayout::kMostColumns];
+  const int64_t rows_per_word = layout.dtype == DType::f32 ? 1 : 2, block_rows = kBlockWords * rows_per_word;
+  const int64_t width = layout.panel_columns;
+  for (int64_t group = begin; group < end; group += kPanelsAbreast) {
+    for (int64_t first = 0; first < layout.padded_depth; first += block_rows) {
+      const int64_t rows = std::max<int64_t>(0, std::min(block_rows, layout.depth - first));
+      const int64_t words = std::min(block_rows, layout.padded_depth - first) / rows_per_word * width;
+      for (int64_t panel = group; panel < std::min(end, group + kPanelsAbreast); ++panel) {
+        const int64_t column = panel * width, count = std::min(width, layout.columns - column);
+        if (rows < block_rows || count < width) std::memset(block, 0, static_cast<size_t>(words) * sizeof(uint32_t));
+        if (layout.dtype == DType::f32) {
+          gather_floats(layout, order, static_cast<const uint32_t*>(from), column, count, first, rows, block);
+        } else {
+          gather_halves(layout, order, static_cast<const uint16_t*>(from), column, count, first, rows,
+                        reinterpret_cast<uint16_t*>(block));
+        }
+        write_block(block, static_cast<uint32_t*>(to) + (panel * layout.padded_depth + first) / rows_per_word * width, words);
       }
     }
   }
-  std::fill(target + (layout.depth + 1) / 2 * 2 * width, target + layout.padded_depth * width, uint16_t{0});
+  hwy::FlushStream();
 }
 
 }  // namespace strata::gpu::HWY_NAMESPACE
@@ -144,17 +168,14 @@ HWY_AFTER_NAMESPACE();
 namespace strata::gpu {
 namespace {
 
-HWY_EXPORT(PackFloats);
-HWY_EXPORT(PackHalves);
+HWY_EXPORT(PackPanels);
 
 }  // namespace
 
 void pack_panels(const PanelLayout& layout, PlainOrder order, const void* from, void* to) {
-  const auto floats = HWY_DYNAMIC_DISPATCH(PackFloats), halves = HWY_DYNAMIC_DISPATCH(PackHalves);
-  const auto pack = layout.dtype == DType::f32 ? floats : halves;
-  parallel_for(layout.panels(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel) pack(layout, order, from, to, panel);
-  });
+  STRATA_CHECK(layout.panel_columns <= PanelLayout::kMostColumns, "panels of {} columns", layout.panel_columns);
+  const auto pack = HWY_DYNAMIC_DISPATCH(PackPanels);
+  parallel_for(layout.panels(), 1, [&](int64_t begin, int64_t end) { pack(layout, order, from, to, begin, end); });
 }
 
 }  // namespace strata::gpu

@@ -12,6 +12,8 @@ namespace strata::gpu {
 /// bf16 as [padded_depth / 2][panel_columns][2]: two rows side by side, as the dot product instructions take them. What lies outside
 /// of the matrix is zero.
 struct PanelLayout {
+  static constexpr int64_t kMostColumns = 64;  // of a panel
+
   int64_t depth = 0, padded_depth = 0;
   int64_t columns = 0, panel_columns = 0;
   DType dtype = DType::f32;

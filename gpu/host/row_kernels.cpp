@@ -91,25 +91,25 @@ class HostRowKernels final : public RowKernels {
   }
 
   void activation(Stream& stream, DType dtype, Activation kind, int64_t elements, const void* x, void* y) override {
-    const row_ranges::Activate activate{dtype, kind, x, nullptr, y};
+    const row_ranges::Activate activate{dtype, kind, x, nullptr, y, nullptr};
     host_enqueue(stream, [=] { share(elements, kGrainExponentials, row_ranges::activation, activate); });
   }
 
   void activation_backward(Stream& stream, DType dtype, Activation kind, int64_t elements, const void* x, const void* d_y,
-                           void* d_x) override {
-    const row_ranges::Activate activate{dtype, kind, x, d_y, d_x};
+                           void* y, void* d_x) override {
+    const row_ranges::Activate activate{dtype, kind, x, d_y, y, d_x};
     host_enqueue(stream, [=] { share(elements, kGrainExponentials, row_ranges::activation_backward, activate); });
   }
 
   void gated_activation(Stream& stream, DType dtype, Activation kind, int64_t rows, int64_t columns, const void* gate_up,
                         void* y) override {
-    const row_ranges::ActivateGated activate{dtype, kind, columns, gate_up, nullptr, y};
+    const row_ranges::ActivateGated activate{dtype, kind, columns, gate_up, nullptr, y, nullptr};
     host_enqueue(stream, [=] { share(rows, pieces_per_grain(columns, kGrainExponentials), row_ranges::gated_activation, activate); });
   }
 
   void gated_activation_backward(Stream& stream, DType dtype, Activation kind, int64_t rows, int64_t columns, const void* gate_up,
-                                 const void* d_y, void* d_gate_up) override {
-    const row_ranges::ActivateGated activate{dtype, kind, columns, gate_up, d_y, d_gate_up};
+                                 const void* d_y, void* y, void* d_gate_up) override {
+    const row_ranges::ActivateGated activate{dtype, kind, columns, gate_up, d_y, y, d_gate_up};
     host_enqueue(stream, [=] {
       share(rows, pieces_per_grain(columns, kGrainExponentials), row_ranges::gated_activation_backward, activate);
     });
@@ -155,7 +155,7 @@ class HostRowKernels final : public RowKernels {
     host_enqueue(stream, [=] { share(columns, columns_per_grain(tokens_count), row_ranges::scatter_add, scatter); });
   }
 
-  void cross_entropy(Stream& stream, DType logits_dtype, int64_t rows, int64_t columns, const void* logits, const int32_t* labels,
+  void cross_entropy(Stream& stream, DType logits_dtype, int64_t rows, int64_t columns, void* logits, const int32_t* labels,
                      float scale, double* losses, DType gradient_dtype, void* d_logits) override {
     const row_ranges::CrossEntropy loss{logits_dtype, columns, logits, labels, scale, losses, gradient_dtype, d_logits};
     host_enqueue(stream, [=] { share(rows, pieces_per_grain(columns, kGrainExponentials), row_ranges::cross_entropy, loss); });

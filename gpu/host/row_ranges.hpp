@@ -82,7 +82,8 @@ struct Activate {
   Activation kind;
   const void* x;
   const void* d_y;  // backward only
-  void* out;        // y or d_x
+  void* y;
+  void* d_x;  // backward only
 };
 void activation(const Activate& activate, Range elements);
 void activation_backward(const Activate& activate, Range elements);
@@ -93,7 +94,8 @@ struct ActivateGated {
   int64_t columns;
   const void* gate_up;
   const void* d_y;  // backward only
-  void* out;        // y or d_gate_up
+  void* y;
+  void* d_gate_up;  // backward only
 };
 void gated_activation(const ActivateGated& activate, Range rows);
 void gated_activation_backward(const ActivateGated& activate, Range rows);
@@ -140,7 +142,7 @@ void scatter_add(const ScatterAdd& scatter, Range columns);
 struct CrossEntropy {
   DType logits_dtype;
   int64_t columns;
-  const void* logits;
+  void* logits;  // overwritten where d_logits is wanted
   const int32_t* labels;
   float scale;
   double* losses;

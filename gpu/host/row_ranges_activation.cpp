@@ -16,7 +16,7 @@ using row_ranges::Range;
 void activation_range(const Activate& a, Range elements) {
   visit_dtype(a.dtype, [&]<class T>(T) {
     visit_activation(a.kind, [&]<class Kind>(Kind) {
-      activate<Kind::value>(OneLane(), elements.end - elements.begin, at<T>(a.x, elements.begin), at<T>(a.out, elements.begin));
+      activate<Kind::value>(OneLane(), elements.end - elements.begin, at<T>(a.x, elements.begin), at<T>(a.y, elements.begin));
     });
   });
 }
@@ -25,7 +25,7 @@ void activation_backward_range(const Activate& a, Range elements) {
   visit_dtype(a.dtype, [&]<class T>(T) {
     visit_activation(a.kind, [&]<class Kind>(Kind) {
       activate_backward<Kind::value>(OneLane(), elements.end - elements.begin, at<T>(a.x, elements.begin),
-                                     at<T>(a.d_y, elements.begin), at<T>(a.out, elements.begin));
+                                     at<T>(a.d_y, elements.begin), at<T>(a.y, elements.begin), at<T>(a.d_x, elements.begin));
     });
   });
 }
@@ -35,7 +35,7 @@ void gated_activation_range(const ActivateGated& a, Range rows) {
     visit_activation(a.kind, [&]<class Kind>(Kind) {
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         const T* const gate = at<T>(a.gate_up, row * 2 * a.columns);
-        activate_gated_row<Kind::value>(OneLane(), a.columns, gate, gate + a.columns, at<T>(a.out, row * a.columns));
+        activate_gated_row<Kind::value>(OneLane(), a.columns, gate, gate + a.columns, at<T>(a.y, row * a.columns));
       }
     });
   });
@@ -46,9 +46,9 @@ void gated_activation_backward_range(const ActivateGated& a, Range rows) {
     visit_activation(a.kind, [&]<class Kind>(Kind) {
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         const T* const gate = at<T>(a.gate_up, row * 2 * a.columns);
-        T* const d_gate = at<T>(a.out, row * 2 * a.columns);
-        activate_gated_backward_row<Kind::value>(OneLane(), a.columns, gate, gate + a.columns, at<T>(a.d_y, row * a.columns), d_gate,
-                                                 d_gate + a.columns);
+        T* const d_gate = at<T>(a.d_gate_up, row * 2 * a.columns);
+        activate_gated_backward_row<Kind::value>(OneLane(), a.columns, gate, gate + a.columns, at<T>(a.d_y, row * a.columns),
+                                                 at<T>(a.y, row * a.columns), d_gate, d_gate + a.columns);
       }
     });
   });

@@ -54,10 +54,14 @@ STRATA_KERNEL void activate(const Lanes& lanes, int64_t count, const T* x, T* y)
   lanes.for_each(count, [=](int64_t i) { y[i] = from_float<T>(activation<kKind>(to_float(x[i])).value); });
 }
 
+/// Gives y again, too: the two share their exponential. d_x may be d_y.
 template <Activation kKind, class T, class Lanes>
-STRATA_KERNEL void activate_backward(const Lanes& lanes, int64_t count, const T* x, const T* d_y, T* d_x) {
+STRATA_KERNEL void activate_backward(const Lanes& lanes, int64_t count, const T* x, const T* d_y, T* y, T* d_x) {
   lanes.for_each(count, [=](int64_t i) {
-    d_x[i] = from_float<T>(to_float(d_y[i]) * activation<kKind>(to_float(x[i])).derivative);
+    const ActivationValue activated = activation<kKind>(to_float(x[i]));
+    const float d_output = to_float(d_y[i]);
+    y[i] = from_float<T>(activated.value);
+    d_x[i] = from_float<T>(d_output * activated.derivative);
   });
 }
 
@@ -67,14 +71,15 @@ STRATA_KERNEL void activate_gated_row(const Lanes& lanes, int64_t columns, const
   lanes.for_each(columns, [=](int64_t i) { y[i] = from_float<T>(activation<kKind>(to_float(gate[i])).value * to_float(up[i])); });
 }
 
-/// d_gate and d_up may be gate and up.
+/// Gives y again, too. d_gate and d_up may be gate and up.
 template <Activation kKind, class T, class Lanes>
 STRATA_KERNEL void activate_gated_backward_row(const Lanes& lanes, int64_t columns, const T* gate, const T* up, const T* d_y,
-                                               T* d_gate, T* d_up) {
+                                               T* y, T* d_gate, T* d_up) {
   lanes.for_each(columns, [=](int64_t i) {
     const ActivationValue activated = activation<kKind>(to_float(gate[i]));
-    const float d_output = to_float(d_y[i]);
-    const float d_gate_value = d_output * to_float(up[i]) * activated.derivative;
+    const float d_output = to_float(d_y[i]), up_value = to_float(up[i]);
+    const float d_gate_value = d_output * up_value * activated.derivative;
+    y[i] = from_float<T>(activated.value * up_value);
     d_up[i] = from_float<T>(d_output * activated.value);
     d_gate[i] = from_float<T>(d_gate_value);
   });

@@ -12,17 +12,17 @@ struct HeadResult {
 
 class EngineHead : public KernelTest {
  protected:
-  static constexpr int64_t kTokens = 301, kVocabulary = 70001, kHidden = 16;  // 301 = 7 * 43 rows of 280 kB: chunks of 160 and 141
+  static constexpr int64_t kTokens = 559, kVocabulary = 70001, kHidden = 16;  // 559 = 13 * 43 rows of 280 kB: chunks of 288 and 271
 
   EngineHead() : KernelTest(1) {
     model_.family = Family::llama;
     model_.vocab_size = kVocabulary;
+    model_.max_positions = kTokens;
     model_.hidden_size = kHidden;
     model_.layers = 1;
     model_.heads = model_.kv_heads = 2;
     model_.head_dim = 8;
     model_.intermediate_size = 16;
-    model_.max_positions = 512;
     model_.attention_scale = 0.3;
   }
 

@@ -123,13 +123,15 @@ TYPED_TEST(LaneKernels, ElementwiseKernelsAgreeToTheBit) {
     const auto same = [&](const std::vector<T>& got, const std::vector<T>& want) { expect_same(got, want, 0, "element"); };
     constexpr Activation kKind = Activation::gelu_tanh;
     compare(make, [&](const auto& lanes, auto& out) { activate<kKind>(lanes, columns, x.data(), out.data()); }, same);
-    compare(make, [&](const auto& lanes, auto& out) { activate_backward<kKind>(lanes, columns, x.data(), out.data(), out.data()); },
-            same);
+    compare(make, [&](const auto& lanes, auto& out) {
+      activate_backward<kKind>(lanes, columns, x.data(), out.data(), out.data() + columns, out.data());
+    }, same);
     compare(make, [&](const auto& lanes, auto& out) {
       activate_gated_row<kKind>(lanes, columns, x.data(), x.data() + columns, out.data());
     }, same);
     compare(make, [&](const auto& lanes, auto& out) {
-      activate_gated_backward_row<kKind>(lanes, columns, out.data(), out.data() + columns, d_y.data(), out.data(), out.data() + columns);
+      activate_gated_backward_row<kKind>(lanes, columns, out.data(), out.data() + columns, d_y.data(), out.data() + 2 * columns,
+                                         out.data(), out.data() + columns);
     }, same);
     const auto cosines = numbers<float>(columns, 10), sines = numbers<float>(columns, 11);
     for (const bool inverse : {false, true}) {

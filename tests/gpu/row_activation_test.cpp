@@ -49,8 +49,10 @@ TEST(RowActivations, ValuesAndGradientsMatchDouble) {
       const auto got = on_every_machine([&](Machine& m) {
         const void* dev_x = m.put(x);
         void *y = m.room(x.bytes().size()), *d_x = m.room(x.bytes().size());
+        void* y_again = m.room(x.bytes().size());
         m.rows().activation(m.stream(), dtype, kind, x.size(), dev_x, y);
-        m.rows().activation_backward(m.stream(), dtype, kind, x.size(), dev_x, m.put(d_y), d_x);
+        m.rows().activation_backward(m.stream(), dtype, kind, x.size(), dev_x, m.put(d_y), y_again, d_x);
+        EXPECT_EQ(m.get(y_again, dtype, x.size()), m.get(y, dtype, x.size()));
         return std::pair(m.get(y, dtype, x.size()), m.get(d_x, dtype, x.size()));
       });
       std::vector<double> y, d_x;
@@ -98,10 +100,12 @@ TEST(RowActivations, GatedValuesAndGradientsMatchDoubleAlsoInPlace) {
         const Array gate_up = Array::normal(dtype, rows * columns * 2, 5, 2.0), d_y = Array::normal(dtype, rows * columns, 6);
         const auto got = on_every_machine([&](Machine& m) {
           const void *dev_gate_up = m.put(gate_up), *dev_d_y = m.put(d_y);
-          void *y = m.room(d_y.bytes().size()), *d_gate_up = m.room(gate_up.bytes().size()), *in_place = m.put(gate_up);
+          void *y = m.room(d_y.bytes().size()), *d_gate_up = m.room(gate_up.bytes().size()), *in_place = m.put(gate_up), *y_again = m.room(d_y.bytes().size());
           m.rows().gated_activation(m.stream(), dtype, kind, rows, columns, dev_gate_up, y);
-          m.rows().gated_activation_backward(m.stream(), dtype, kind, rows, columns, dev_gate_up, dev_d_y, d_gate_up);
-          m.rows().gated_activation_backward(m.stream(), dtype, kind, rows, columns, in_place, dev_d_y, in_place);
+          m.rows().gated_activation_backward(m.stream(), dtype, kind, rows, columns, dev_gate_up, dev_d_y, y_again, d_gate_up);
+          EXPECT_EQ(m.get(y_again, dtype, d_y.size()), m.get(y, dtype, d_y.size()));
+          m.rows().gated_activation_backward(m.stream(), dtype, kind, rows, columns, in_place, dev_d_y, y_again, in_place);
+          EXPECT_EQ(m.get(y_again, dtype, d_y.size()), m.get(y, dtype, d_y.size()));
           EXPECT_EQ(m.get(in_place, dtype, gate_up.size()), m.get(d_gate_up, dtype, gate_up.size()));
           return std::pair(m.get(y, dtype, d_y.size()), m.get(d_gate_up, dtype, gate_up.size()));
         });
@@ -124,9 +128,9 @@ TEST(RowActivations, GradientsRunInPlace) {
   for (const DType dtype : kAllDTypes) {
     const Array x = Array::normal(dtype, 1000, 1), d_y = Array::normal(dtype, 1000, 2);
     with_every_instruction_set([&](Machine& m) {
-      void *d_x = m.room(x.bytes().size()), *in_place = m.put(d_y);
-      m.rows().activation_backward(m.stream(), dtype, Activation::gelu_tanh, 1000, m.put(x), m.put(d_y), d_x);
-      m.rows().activation_backward(m.stream(), dtype, Activation::gelu_tanh, 1000, m.put(x), in_place, in_place);
+      void *d_x = m.room(x.bytes().size()), *in_place = m.put(d_y), *y = m.room(x.bytes().size());
+      m.rows().activation_backward(m.stream(), dtype, Activation::gelu_tanh, 1000, m.put(x), m.put(d_y), y, d_x);
+      m.rows().activation_backward(m.stream(), dtype, Activation::gelu_tanh, 1000, m.put(x), in_place, y, in_place);
       EXPECT_EQ(m.get(in_place, dtype, 1000), m.get(d_x, dtype, 1000));
     });
   }

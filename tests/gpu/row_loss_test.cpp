@@ -19,12 +19,11 @@ std::vector<uint64_t> bits(const std::vector<double>& values) {
 
 Loss run(Machine& m, const Array& logits, const std::vector<int32_t>& labels, float scale, DType gradient_dtype) {
   const auto rows = static_cast<int64_t>(labels.size()), columns = logits.size() / rows;
-  const void* dev_logits = m.put(logits);
   const int32_t* dev_labels = m.put(labels);
   auto *losses = m.room<double>(labels.size() * 8), *losses_alone = m.room<double>(labels.size() * 8);
   void* d_logits = m.room(static_cast<uint64_t>(logits.size()) * size_bytes(gradient_dtype));
-  m.rows().cross_entropy(m.stream(), logits.dtype(), rows, columns, dev_logits, dev_labels, scale, losses, gradient_dtype, d_logits);
-  m.rows().cross_entropy(m.stream(), logits.dtype(), rows, columns, dev_logits, dev_labels, scale, losses_alone, gradient_dtype,
+  m.rows().cross_entropy(m.stream(), logits.dtype(), rows, columns, m.put(logits), dev_labels, scale, losses, gradient_dtype, d_logits);
+  m.rows().cross_entropy(m.stream(), logits.dtype(), rows, columns, m.put(logits), dev_labels, scale, losses_alone, gradient_dtype,
                          nullptr);
   EXPECT_EQ(bits(m.get(losses, rows)), bits(m.get(losses_alone, rows))) << "the loss depends on whether its gradient is wanted";
   if (gradient_dtype == logits.dtype()) {
