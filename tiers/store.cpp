@@ -3,6 +3,7 @@
 // so that whatever instant the process or the machine dies at, the newest whole record speaks only of durable data.
 #include <fcntl.h>
 
+#include <array>
 #include <future>
 #include <mutex>
 
@@ -26,8 +27,7 @@ struct Extent {
   bool pending = false;          // state: written since the last commit; scratch: written at all
   uint64_t pending_checksum = 0;
   bool writing = false;
-  bool reading = false;
-  uint32_t reading_slot = 0;
+  std::array<uint32_t, 2> readers{};  // of each slot: a program may fetch the same parameters twice before the first has arrived
   std::exception_ptr write_error;
 
   uint32_t write_slot() const { return committed.slot == 0 ? 1 : 0; }
@@ -175,30 +175,28 @@ class FileStore final : public NvmeStore {
 
   void read(Kind kind, uint32_t index, std::byte* buffer, IoCallback done) {
     Transfer transfer;
-    uint32_t directory = 0;
+    uint32_t directory = 0, slot = 0;
     {
       std::lock_guard lock(mutex_);
       Extent& extent = at(kind, index);
       if (extent.write_error) std::rethrow_exception(extent.write_error);
       const bool written = extent.pending || (kind == Kind::state && extent.committed.slot != kNoSlot);
-      STRATA_CHECK(written && !extent.writing && !extent.reading, "'{}': written {}, being written {}, being read {}", *extent.name,
-                   written, extent.writing, extent.reading);
-      const uint32_t slot = kind == Kind::state ? extent.newest_slot() : 0;
+      STRATA_CHECK(written && !extent.writing, "'{}': written {}, being written {}", *extent.name, written, extent.writing);
+      slot = kind == Kind::state ? extent.newest_slot() : 0;
       const uint64_t expected = extent.newest_checksum();
       transfer = transfer_of(IoOperation::read, kind, extent, slot, buffer);
       directory = extent.place.directory;
       transfer.done = [this, &extent, kind, slot, expected, done = std::move(done)](TransferResult result) {
         {
           std::lock_guard guard(mutex_);
-          extent.reading = false;
+          --extent.readers[slot];
         }
         if (!result.error && result.checksum != expected) result.error = mismatch(kind, extent, slot, result.checksum, expected);
         done(result.error);
       };
-      extent.reading = true;
-      extent.reading_slot = slot;
+      ++extent.readers[slot];
     }
-    submit(directory, std::move(transfer), [&] { at(kind, index).reading = false; });
+    submit(directory, std::move(transfer), [&] { --at(kind, index).readers[slot]; });
   }
 
   void write(Kind kind, uint32_t index, const std::byte* buffer, IoCallback done) {
@@ -210,8 +208,8 @@ class FileStore final : public NvmeStore {
       if (poison_) std::rethrow_exception(poison_);
       Extent& extent = at(kind, index);
       const uint32_t slot = kind == Kind::state ? extent.write_slot() : 0;
-      STRATA_CHECK(!extent.writing && !(extent.reading && extent.reading_slot == slot),
-                   "'{}': being written {}, slot {} being read {}", *extent.name, extent.writing, slot, extent.reading);
+      STRATA_CHECK(!extent.writing && extent.readers[slot] == 0, "'{}': being written {}, slot {} being read {} times", *extent.name,
+                   extent.writing, slot, extent.readers[slot]);
       // The engine takes one pointer type for both directions; a write never changes what it points to.
       transfer = transfer_of(IoOperation::write, kind, extent, slot, const_cast<std::byte*>(buffer));
       directory = extent.place.directory;

@@ -54,9 +54,9 @@ struct StoreSummary {
 };
 
 /// Transfers are asynchronous and may complete in any order. Buffers are 4096-byte aligned, have room up to the next multiple of
-/// 4096, and belong to the store until the callback. At most one transfer per extent and direction is in flight at a time, and a
-/// read of an extent is issued after the callback of its write; breaking that, or reading what was never written, throws internal at
-/// the call. After a failed write, reads of that extent and commit() throw its error until discard(). After a failed commit the
+/// 4096, and belong to the store until the callback. Any number of reads of an extent may be in flight, or one write: a transfer of
+/// what a write touches is issued after the callback of the write. Breaking that, or reading what was never written, throws internal
+/// at the call. After a failed write, reads of that extent and commit() throw its error until discard(). After a failed commit the
 /// store takes no more writes: close it, and open() gives the last commit. Thread-safe.
 class NvmeStore {
  public:

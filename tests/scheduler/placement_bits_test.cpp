@@ -106,6 +106,11 @@ TEST_P(PlacementBits, EveryPrefetchDepth) {
     config.placement = {Tier::nvme, Tier::host, Tier::nvme, ActivationPolicy::recompute};
     config.schedule.prefetch = prefetch;
     expect_same_bits(config, "prefetch " + std::to_string(prefetch));
+    // Forward and backward both fetch the last block, with nothing between them that would order the two reads.
+    config.placement.gradients = Tier::device;
+    config.placement.optimizer = Tier::host;
+    config.schedule.update = UpdateMode::after_backward;
+    expect_same_bits(config, "prefetch " + std::to_string(prefetch) + " after_backward");
   }
 }
 
@@ -127,6 +132,11 @@ TEST_P(PlacementBits, HorizontalAccumulationOnEveryTier) {
     config.schedule.accumulation = AccumulationOrder::horizontal;
     expect_same_bits(config, "horizontal, gradients on tier " + std::to_string(static_cast<int>(gradients)));
   }
+  Config config = this->config();
+  config.placement = {Tier::nvme, Tier::nvme, Tier::nvme, ActivationPolicy::recompute};
+  config.schedule.accumulation = AccumulationOrder::horizontal;
+  config.schedule.prefetch = 0;
+  expect_same_bits(config, "horizontal, all on nvme");
 }
 
 TEST_P(PlacementBits, TheThreadPoolIoEngine) {

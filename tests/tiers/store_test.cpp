@@ -517,6 +517,23 @@ TEST_F(NvmeStoreTest, MisuseIsAnErrorThatNamesTheExtent) {
   EXPECT_EQ(error_of([&] { NvmeStore::create(wrong); }).code(), ErrorCode::invalid_configuration);
 }
 
+TEST_F(NvmeStoreTest, ManyReadsOfOneExtentMayBeInFlight) {
+  constexpr uint64_t kBytes = 8u << 20;  // long enough that the second read starts before the first has ended
+  options_.state.assign(1, {"wanted twice", kBytes});
+  const auto store = NvmeStore::create(options_);
+  for (uint64_t generation = 1; generation <= 3; ++generation) {
+    testing::write(*store, 0, pattern(kBytes, generation));
+    AlignedBuffer first(kBytes), second(kBytes), third(kBytes);
+    testing::Completion done[3];
+    for (int i = 0; i < 3; ++i) store->read_state(0, (i == 0 ? first : i == 1 ? second : third).data(), done[i].callback());
+    for (testing::Completion& one : done) one.wait();
+    for (const AlignedBuffer* buffer : {&first, &second, &third}) {
+      EXPECT_TRUE(std::equal(buffer->data(), buffer->data() + kBytes, pattern(kBytes, generation).data()));
+    }
+    store->commit("");
+  }
+}
+
 TEST_F(NvmeStoreTest, TransfersFromManyThreadsStayApart) {
   options_.state.assign(32, {"mine", 200'000});
   const auto store = NvmeStore::create(options_);
