@@ -82,6 +82,9 @@ def main():
     parser.add_argument("--openblas", default="/usr/lib/x86_64-linux-gnu/openblas-openmp", help="folder of the BLAS for PyTorch")
     parser.add_argument("--json", help="file for the results")
     arguments = parser.parse_args()
+    if arguments.openblas and not Path(arguments.openblas).is_dir():
+        raise SystemExit(f"{arguments.openblas} is no folder, and with another BLAS PyTorch is many times slower: "
+                         "install libopenblas0-openmp, or name the folder by --openblas ('' for a PyTorch that brings its own)")
     results = []
     for model in arguments.models:
         for precision in arguments.precisions:
