@@ -150,13 +150,16 @@ class Repacking {
   dnnl::reorder reorder_;
 };
 
+/// Of a transposed left factor: more is left to oneDNN, which transposes it piece by piece in the cache, some percent slower.
+constexpr uint64_t kTransposedBytes = 16 << 20;
+
 /// The products of one row count. The weight gradient is left^T right, where `right` (x, or d_y for input-major weights) is packed
-/// first: that costs little and oneDNN then leaves only the other factor to be copied inside the product.
+/// first and a bf16 `left` transposed: that costs little beside what oneDNN takes for it inside the product.
 struct Products {
   int64_t tokens = 0;
   Product forward, backward;
   Repacking pack_right;
-  bool packs_right = false;
+  bool packs_right = false, transposes_left = false;
   Product weight_first, weight_add;
 };
 
@@ -256,13 +259,19 @@ class HostLinear final : public Linear {
         outputs = outputs_wide(workspace);
       }
       const bool output_major = spec_.order == WeightOrder::output_major;
+      const void* left = output_major ? outputs : inputs;
       const void* right = output_major ? inputs : outputs;
+      if (products.transposes_left) {
+        transpose_halves(tokens, output_major ? spec_.outputs : spec_.inputs, static_cast<const uint16_t*>(left),
+                         static_cast<uint16_t*>(at(workspace, left_transposed_)));
+        left = at(workspace, left_transposed_);
+      }
       if (products.packs_right) {
         products.pack_right(engine_, stream_, right, at(workspace, right_packed_));
         right = at(workspace, right_packed_);
       }
       const Product& product = accumulate ? products.weight_add : products.weight_first;
-      product(engine_, stream_, {.a = output_major ? outputs : inputs, .b = right, .c = d_weights, .scratch = scratch(workspace)});
+      product(engine_, stream_, {.a = left, .b = right, .c = d_weights, .scratch = scratch(workspace)});
     });
   }
 
@@ -272,6 +281,13 @@ class HostLinear final : public Linear {
   }
   memory::desc backward_plain() const {
     return matrix(spec_.outputs, spec_.inputs, inner_, spec_.order == WeightOrder::output_major ? kRowMajor : kColumnMajor);
+  }
+
+  /// Of the transposed left factor of a weight gradient; 0 where it is left as it is.
+  uint64_t left_bytes(int64_t tokens) const {
+    const int64_t rows = spec_.order == WeightOrder::output_major ? spec_.outputs : spec_.inputs;
+    const uint64_t bytes = static_cast<uint64_t>(rows * tokens) * sizeof(uint16_t);
+    return inner_ == DType::bf16 && tokens % 2 == 0 && bytes <= kTransposedBytes ? bytes : 0;
   }
 
   Products plan(int64_t tokens, const memory::desc& forward_layout, const memory::desc& backward_layout) const {
@@ -289,7 +305,8 @@ class HostLinear final : public Linear {
                                 matrix(tokens, inputs, inner_, kRowMajor), Addend::none);
     const bool output_major = spec_.order == WeightOrder::output_major;
     const int64_t rows = output_major ? outputs : inputs, columns = output_major ? inputs : outputs;
-    const auto left = matrix(rows, tokens, inner_, kColumnMajor), right = matrix(tokens, columns, inner_, kRowMajor);
+    products.transposes_left = left_bytes(tokens) > 0;
+    const auto left = matrix(rows, tokens, inner_, products.transposes_left ? kRowMajor : kColumnMajor), right = matrix(tokens, columns, inner_, kRowMajor);
     const auto gradient = matrix(rows, columns, DType::f32, kRowMajor);
     products.weight_add = Product(engine_, left, matrix(tokens, columns, inner_, kAnyLayout), gradient, Addend::destination);
     const memory::desc packed = products.weight_add.right();
@@ -318,6 +335,9 @@ class HostLinear final : public Linear {
     if (main_.packs_right || tail_.packs_right) {
       right_packed_ = reserve(std::max(main_.packs_right ? main_.pack_right.bytes() : 0, tail_.packs_right ? tail_.pack_right.bytes() : 0));
     }
+    if (const uint64_t left = std::max(left_bytes(main_.tokens), left_bytes(tail_.tokens)); left > 0 && !spec_.forward_only) {
+      left_transposed_ = reserve(left);
+    }
     if (!widened_) return;
     const auto tokens = static_cast<uint64_t>(std::max(spec_.tokens, spec_.tail_tokens));
     inputs_wide_ = reserve(tokens * static_cast<uint64_t>(spec_.inputs) * sizeof(float));
@@ -345,7 +365,7 @@ class HostLinear final : public Linear {
   bool forward_packs_ = false, backward_packs_ = false;
   Repacking pack_forward_, pack_backward_;
   uint64_t scratch_bytes_ = 0, workspace_bytes_ = 0;
-  uint64_t right_packed_ = 0, inputs_wide_ = 0, outputs_wide_ = 0, bias_wide_ = 0;  // offsets in the workspace
+  uint64_t right_packed_ = 0, left_transposed_ = 0, inputs_wide_ = 0, outputs_wide_ = 0, bias_wide_ = 0;  // offsets in the workspace
 };
 
 class HostMatrixKernels final : public MatrixKernels {

@@ -161,6 +161,30 @@ void PackPanels(const PanelLayout& layout, PlainOrder order, const void* from, v
   hwy::FlushStream();
 }
 
+/// Columns [begin, end): pairs of rows are put side by side, and the words that they make are transposed.
+void TransposeHalves(int64_t rows, int64_t columns, const uint16_t* from, uint16_t* to, int64_t begin, int64_t end) {
+  constexpr int64_t kWidth = PanelLayout::kMostColumns;
+  alignas(128) uint32_t pairs[kBlockWords * kWidth] = {}, turned[kWidth * kBlockWords];
+  for (int64_t column = begin; column < end; column += kWidth) {
+    const int64_t count = std::min(kWidth, end - column);
+    for (int64_t first = 0; first < rows; first += 2 * kBlockWords) {
+      const int64_t words = std::min(kBlockWords, (rows - first) / 2);
+      for (int64_t k = 0; k < words; ++k) {
+        const uint16_t* const row = from + (first + 2 * k) * columns + column;
+        prefetch(row + kRowsAhead * columns, count * 2);
+        prefetch(row + (kRowsAhead + 1) * columns, count * 2);
+        interleave(row, row + columns, count, reinterpret_cast<uint16_t*>(pairs + k * kWidth));
+      }
+      for (int64_t k = 0; k < words; k += 4) {
+        for (int64_t c = 0; c < count; c += 4) transpose_4x4(pairs + k * kWidth + c, kWidth, turned + c * kBlockWords + k, kBlockWords);
+      }
+      for (int64_t c = 0; c < count; ++c) {
+        std::memcpy(to + (column + c) * rows + first, turned + c * kBlockWords, static_cast<size_t>(words) * sizeof(uint32_t));
+      }
+    }
+  }
+}
+
 }  // namespace strata::gpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -169,6 +193,7 @@ namespace strata::gpu {
 namespace {
 
 HWY_EXPORT(PackPanels);
+HWY_EXPORT(TransposeHalves);
 
 }  // namespace
 
@@ -176,6 +201,13 @@ void pack_panels(const PanelLayout& layout, PlainOrder order, const void* from, 
   STRATA_CHECK(layout.panel_columns <= PanelLayout::kMostColumns, "panels of {} columns", layout.panel_columns);
   const auto pack = HWY_DYNAMIC_DISPATCH(PackPanels);
   parallel_for(layout.panels(), 1, [&](int64_t begin, int64_t end) { pack(layout, order, from, to, begin, end); });
+}
+
+void transpose_halves(int64_t rows, int64_t columns, const uint16_t* from, uint16_t* to) {
+  STRATA_CHECK(rows % 2 == 0, "{} rows", rows);
+  const auto transpose = HWY_DYNAMIC_DISPATCH(TransposeHalves);
+  parallel_for(columns, PanelLayout::kMostColumns,
+               [&](int64_t begin, int64_t end) { transpose(rows, columns, from, to, begin, end); });
 }
 
 }  // namespace strata::gpu

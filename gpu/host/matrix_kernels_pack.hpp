@@ -1,5 +1,5 @@
-// Packing of a product's right factor into the panels that oneDNN's kernels read: its own reorders are several times slower
-// than memory.
+// Packing of a product's right factor into the panels that oneDNN's kernels read, and transposition of a left one: its own reorders are
+// several times slower than memory.
 #pragma once
 
 #include <cstdint>
@@ -26,5 +26,8 @@ enum class PlainOrder { rows, transposed };
 
 /// Runs on the calling thread's team. `from` and `to` are aligned to their elements.
 void pack_panels(const PanelLayout& layout, PlainOrder order, const void* from, void* to);
+
+/// [rows][columns] to [columns][rows], of 16-bit elements; `rows` is even. Runs on the calling thread's team.
+void transpose_halves(int64_t rows, int64_t columns, const uint16_t* from, uint16_t* to);
 
 }  // namespace strata::gpu

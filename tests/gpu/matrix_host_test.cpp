@@ -149,6 +149,20 @@ TEST(MatrixPacking, PutsEveryElementInItsPanelAndZerosAround) {
   }
 }
 
+TEST(MatrixPacking, TransposesHalves) {
+  for (const auto& [rows, columns] : {std::pair{2, 1}, {64, 64}, {10, 7}, {130, 257}, {66, 128}}) {
+    SCOPED_TRACE(fmt::format("{} x {}", rows, columns));
+    std::vector<uint16_t> plain(static_cast<size_t>(rows * columns)), got(plain.size() + 1, 77), want(plain.size() + 1, 77);
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < columns; ++j) {
+        plain[static_cast<size_t>(i * columns + j)] = want[static_cast<size_t>(j * rows + i)] = static_cast<uint16_t>(i * columns + j);
+      }
+    }
+    transpose_halves(rows, columns, plain.data(), got.data());
+    EXPECT_EQ(got, want);
+  }
+}
+
 class HostLinearChecks : public KernelTest {};
 
 TEST_F(HostLinearChecks, RefusesARowCountThatWasNotPlanned) {
