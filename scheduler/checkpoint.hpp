@@ -42,8 +42,9 @@ std::filesystem::path write_checkpoint(const std::filesystem::path& folder, cons
 /// Reads a checkpoint's tensors, of either kind.
 class CheckpointReader {
  public:
-  /// Opens and checks sizes and, for a store, that its newest commit is the checkpoint. Throws invalid_data, data_corruption, busy.
-  static std::unique_ptr<CheckpointReader> open(const std::filesystem::path& checkpoint);
+  /// Opens and checks: reads every file of the checkpoint once for its checksum (`progress` counts bytes), and of a store that its newest
+  /// commit is the checkpoint; the store checks what is read from it. Throws invalid_data, data_corruption, busy, io.
+  static std::unique_ptr<CheckpointReader> open(const std::filesystem::path& checkpoint, const ProgressCallback& progress = {});
   virtual ~CheckpointReader() = default;
 
   const CheckpointInfo& info() const { return info_; }
@@ -60,8 +61,9 @@ class CheckpointReader {
 /// The checkpoint that a path names: itself, or the newest of a checkpoints/ folder. Throws invalid_data when there is none.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& checkpoint_or_folder);
 
-/// Writes an HF directory from a checkpoint: names as HF has them, each tensor in the dtype of the model that training started from
-/// (fp32 where that is gone). Throws when `out` exists and is not an empty directory.
+/// Writes an HF directory from a checkpoint whose checksums are right: names as HF has them, each tensor in the dtype of the model that
+/// training started from (fp32 where that is gone). Throws what CheckpointReader::open does, and when `out` exists and is not an empty
+/// directory.
 void export_checkpoint(const std::filesystem::path& checkpoint_or_folder, const std::filesystem::path& out,
                        const ProgressCallback& progress);
 

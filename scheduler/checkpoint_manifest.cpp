@@ -97,7 +97,7 @@ CheckpointManifest CheckpointManifest::read(const std::filesystem::path& checkpo
   }
 }
 
-std::string hash_file(const std::filesystem::path& file) {
+std::string hash_file(const std::filesystem::path& file, const std::function<void(uint64_t bytes)>& on_read) {
   constexpr uint64_t kPiece = 4ull << 20;
   const ReadOnlyFile in(file);
   const auto free_state = [](XXH3_state_t* state) { XXH3_freeState(state); };
@@ -109,6 +109,7 @@ std::string hash_file(const std::filesystem::path& file) {
     in.read(offset, piece.data(), bytes);
     XXH3_128bits_update(state.get(), piece.data(), bytes);
     in.drop_cached(offset, bytes);
+    if (on_read) on_read(bytes);
   }
   return to_hex(XXH3_128bits_digest(state.get()));
 }

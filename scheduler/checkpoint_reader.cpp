@@ -15,6 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kTakeAnother = "use an older checkpoint, or train with --resume never to start over";
+
 void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest) {
   for (const auto& file : manifest.files) {
     std::error_code error;
@@ -23,15 +25,30 @@ void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest)
       throw Error(ErrorCode::data_corruption,
                   error ? std::string("a file of the checkpoint is missing")
                         : fmt::format("a file of the checkpoint has {} bytes, {} were written", bytes, file.bytes),
-                  (checkpoint / file.path).string(), "use an older checkpoint");
+                  (checkpoint / file.path).string(), kTakeAnother);
   }
 }
 
-/// What both kinds hold: a manifest, files of the right sizes, the model's description.
+void check_checksums(const fs::path& checkpoint, const CheckpointManifest& manifest, const ProgressCallback& progress) {
+  uint64_t done = 0, total = 0;
+  for (const auto& file : manifest.files) total += file.bytes;
+  const auto count = [&](uint64_t bytes) {
+    if (progress) progress(done += bytes, total);
+  };
+  for (const auto& file : manifest.files)
+    if (const std::string found = hash_file(checkpoint / file.path, count); found != file.xxh3)
+      throw Error(ErrorCode::data_corruption,
+                  fmt::format("a file of the checkpoint is damaged: its checksum is {}, {} was written", found, file.xxh3),
+                  (checkpoint / file.path).string(), kTakeAnother);
+}
+
+/// What both kinds hold: a manifest, files of the right sizes and checksums, the model's description.
 class ReaderWithManifest : public CheckpointReader {
  protected:
-  ReaderWithManifest(const fs::path& checkpoint, CheckpointManifest manifest) : manifest_(std::move(manifest)) {
+  ReaderWithManifest(const fs::path& checkpoint, CheckpointManifest manifest, const ProgressCallback& progress)
+      : manifest_(std::move(manifest)) {
     check_sizes(checkpoint, manifest_);
+    check_checksums(checkpoint, manifest_, progress);
     info_ = {checkpoint, manifest_.kind, manifest_.record};
     model_ = read_model_description(checkpoint / kModelFolder);
     layout_ = make_layout(model_);
@@ -42,7 +59,8 @@ class ReaderWithManifest : public CheckpointReader {
 
 class FilesReader final : public ReaderWithManifest {
  public:
-  FilesReader(const fs::path& checkpoint, CheckpointManifest manifest) : ReaderWithManifest(checkpoint, std::move(manifest)) {
+  FilesReader(const fs::path& checkpoint, CheckpointManifest manifest, const ProgressCallback& progress)
+      : ReaderWithManifest(checkpoint, std::move(manifest), progress) {
     for (Quantity quantity : kQuantities)
       weights_.push_back(std::make_unique<HfWeights>(checkpoint / folder_of(quantity), model_, layout_));
   }
@@ -58,7 +76,8 @@ class FilesReader final : public ReaderWithManifest {
 /// Reads tiles of a store's committed state, one at a time.
 class StoreReader final : public ReaderWithManifest {
  public:
-  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest) : ReaderWithManifest(checkpoint, std::move(manifest)) {
+  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest, const ProgressCallback& progress)
+      : ReaderWithManifest(checkpoint, std::move(manifest), progress) {
     const std::vector<fs::path> directories(manifest_.store_directories.begin(), manifest_.store_directories.end());
     const tiers::StoreSummary summary = tiers::NvmeStore::inspect(directories.front());
     if (summary.generation != manifest_.store_generation)
@@ -124,10 +143,10 @@ class StoreReader final : public ReaderWithManifest {
 
 }  // namespace
 
-std::unique_ptr<CheckpointReader> CheckpointReader::open(const fs::path& checkpoint) {
+std::unique_ptr<CheckpointReader> CheckpointReader::open(const fs::path& checkpoint, const ProgressCallback& progress) {
   CheckpointManifest manifest = CheckpointManifest::read(checkpoint);
-  if (manifest.kind == CheckpointKind::files) return std::make_unique<FilesReader>(checkpoint, std::move(manifest));
-  return std::make_unique<StoreReader>(checkpoint, std::move(manifest));
+  if (manifest.kind == CheckpointKind::files) return std::make_unique<FilesReader>(checkpoint, std::move(manifest), progress);
+  return std::make_unique<StoreReader>(checkpoint, std::move(manifest), progress);
 }
 
 CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {

@@ -17,7 +17,7 @@ void export_checkpoint(const std::filesystem::path& checkpoint_or_folder, const 
   if (std::filesystem::exists(out, error) && !std::filesystem::is_empty(out, error))
     throw Error(ErrorCode::invalid_configuration, "the output exists and is not an empty directory", out.string(),
                 "name a new directory");
-  const std::unique_ptr<CheckpointReader> reader = CheckpointReader::open(resolve_checkpoint(checkpoint_or_folder));
+  const std::unique_ptr<CheckpointReader> reader = CheckpointReader::open(resolve_checkpoint(checkpoint_or_folder), progress);
   HfWriterOptions options;
   options.dtype = DType::f32;
   options.source = reader->info().path / kModelFolder;
