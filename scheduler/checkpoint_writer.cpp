@@ -70,11 +70,12 @@ void write_quantity(const fs::path& folder, Quantity quantity, const RunPlan& pl
   writer.finish();
 }
 
-/// Older checkpoints beyond `keep`, and references that the store has moved past.
-void prune(const fs::path& folder, const fs::path& newest, int64_t keep) {
+/// Removes older checkpoints beyond `keep`, references that the store has moved past, and checkpoints of later steps: the run went back
+/// past those because they are damaged.
+void prune(const fs::path& folder, const fs::path& newest, int64_t step, int64_t keep) {
   int64_t kept = 0;
   for (const CheckpointInfo& info : list_checkpoints(folder, nullptr)) {
-    const bool stale = info.kind == CheckpointKind::store && info.path != newest;
+    const bool stale = info.path != newest && (info.kind == CheckpointKind::store || info.record.step > step);
     if (!stale && ++kept <= std::max<int64_t>(keep, 1)) continue;
     remove_tree(info.path);
   }
@@ -113,7 +114,7 @@ fs::path write_checkpoint(const fs::path& folder, const RunPlan& plan, TrainingS
   if (fs::exists(final_path)) remove_tree(final_path);  // the same step, saved again
   fs::rename(partial, final_path);
   sync_directory(folder);
-  prune(folder, final_path, keep);
+  prune(folder, final_path, record.step, keep);
   return final_path;
 }
 

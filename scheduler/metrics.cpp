@@ -10,18 +10,19 @@ namespace strata::scheduler {
 
 namespace {
 
+constexpr const char* kFileName = "metrics.jsonl";
+
 /// JSON has no infinities: null stands for what is not a number.
 OrderedJson finite_or_null(double value) { return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr); }
 
-std::vector<std::string> lines_up_to(const std::filesystem::path& path, int64_t step) {
-  std::vector<std::string> kept;
-  std::ifstream in(path);
+/// Calls visit(step, line) for every whole line.
+template <typename Visit>
+void for_each_step(const std::filesystem::path& run_directory, Visit visit) {
+  std::ifstream in(run_directory / kFileName);
   for (std::string line; std::getline(in, line);) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
-    if (json["step"].get<int64_t>() <= step) kept.push_back(line);
+    if (json.is_object() && json.contains("step") && json["step"].is_number_integer()) visit(json["step"].get<int64_t>(), line);
   }
-  return kept;
 }
 
 using Spans = std::vector<std::pair<double, double>>;
@@ -60,10 +61,18 @@ Resource StepReport::limit() const {
   return static_cast<Resource>(std::max_element(busy_seconds.begin(), busy_seconds.end()) - busy_seconds.begin());
 }
 
+int64_t last_step_in_metrics(const std::filesystem::path& run_directory) {
+  int64_t last = 0;
+  for_each_step(run_directory, [&](int64_t step, const std::string&) { last = std::max(last, step); });
+  return last;
+}
+
 MetricsWriter::MetricsWriter(const std::filesystem::path& run_directory, const RunPlan& plan, int64_t resumed_step)
-    : path_(run_directory / "metrics.jsonl"), tiers_(plan.tiers) {
+    : path_(run_directory / kFileName), tiers_(plan.tiers) {
   std::string text;
-  for (const std::string& line : lines_up_to(path_, resumed_step)) text += line + "\n";
+  for_each_step(run_directory, [&](int64_t step, const std::string& line) {
+    if (step <= resumed_step) text += line + "\n";
+  });
   write_file_atomically(path_, text.data(), text.size());
   out_.open(path_, std::ios::app);
   if (!out_) throw Error(ErrorCode::io, "cannot write the metrics", path_.string(), "check the directory's permissions");

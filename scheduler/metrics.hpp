@@ -34,6 +34,9 @@ struct StepReport {
   Resource limit() const;
 };
 
+/// The last step that DIR/metrics.jsonl tells of; 0 without any.
+int64_t last_step_in_metrics(const std::filesystem::path& run_directory);
+
 /// Appends to DIR/metrics.jsonl, each line flushed when its step is done.
 class MetricsWriter {
  public:

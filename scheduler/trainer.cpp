@@ -13,6 +13,7 @@
 #include "core/tokens.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/runtime.hpp"
+#include "scheduler/trainer_resume.hpp"
 #include "tiers/lock.hpp"
 
 namespace strata::scheduler {
@@ -40,23 +41,22 @@ class Trainer {
     weights_ = std::make_unique<HfWeights>(config_.model.path, plan.model, plan.shape.layout);
     open_data(plan);
     record_ = new_record();
-    const auto source = find_state(plan);
-    write_plan(plan);
+    StateSource source;
+    if (options_.resume)
+      source = find_state({plan, options_.run_directory, record_, [this](const std::string& line) { narrate(line); },
+                           options_.on_state_progress});
     narrate(plan_table(plan, std::nullopt));
     runtime_ = std::make_unique<Runtime>(std::move(planned), source.store ? StoreMode::continue_ : StoreMode::create);
     for (const std::string& line : runtime_->description()) narrate(line);
-    if (!options_.resume) discard_old_checkpoints();
-    load_state(source);
-    metrics_ = std::make_unique<MetricsWriter>(options_.run_directory, runtime_->plan(), record_.step);
+    if (!options_.resume) discard_earlier_run();
+    // Lines of steps that are run again go before the plan: from both, a later run tells whether this one had state in its store.
+    metrics_ = std::make_unique<MetricsWriter>(options_.run_directory, runtime_->plan(), source.step);
+    write_plan(runtime_->plan());
+    load_state(std::move(source));
     return train_steps();
   }
 
  private:
-  struct StateSource {
-    bool store = false;                           // the store's newest commit
-    std::filesystem::path checkpoint;             // else this checkpoint, else the model's weights
-  };
-
   void narrate(const std::string& line) const {
     if (options_.narrate) options_.narrate(line);
   }
@@ -93,52 +93,9 @@ class Trainer {
     return record;
   }
 
-  /// An earlier state is continued only when it is this run's; anything else would train the wrong thing in silence.
-  void check_record(const TrainerRecord& found, const std::string& where, bool store) const {
-    const auto differ = [&](const char* what, const std::string& theirs, const std::string& ours) {
-      if (theirs != ours)
-        throw Error(ErrorCode::invalid_configuration,
-                    fmt::format("the saved state is of another {}: {} (this run: {})", what, theirs, ours), where,
-                    "give the configuration it was made with, another --run-dir and tiers.nvme directory, or --resume "
-                    "never to discard it");
-    };
-    if (store) differ("run", found.run_directory, record_.run_directory);
-    differ("model", found.model_path, record_.model_path);
-    differ("data order", found.data_identity, record_.data_identity);
-  }
-
-  StateSource find_state(const RunPlan& plan) {
-    StateSource source;
-    if (!options_.resume) return source;
-    std::vector<std::filesystem::path> directories;
-    for (const auto& directory : config_.tiers.nvme) directories.push_back(directory.path);
-    if (plan.uses_store() && tiers::NvmeStore::has_commit(directories)) {
-      const std::string where = directories.front().string();
-      const TrainerRecord found = TrainerRecord::from_json(tiers::NvmeStore::inspect(directories.front()).record, where);
-      check_record(found, where, /*store=*/true);
-      if (!plan.placement.all_state_in_store())
-        throw Error(ErrorCode::invalid_configuration,
-                    fmt::format("the store holds this run's state at step {}, but this configuration places the optimizer "
-                                "elsewhere", found.step),
-                    where, "keep placement.optimizer on nvme, or --resume never to discard that state");
-      source.store = true;
-      return source;
-    }
-    std::vector<std::string> ignored;
-    const std::vector<CheckpointInfo> found = list_checkpoints(checkpoints(), &ignored);
-    for (const std::string& line : ignored) narrate("ignored: " + line);
-    if (found.empty()) return source;
-    if (found.front().kind == CheckpointKind::store)
-      throw Error(ErrorCode::invalid_configuration,
-                  "the run's newest checkpoint lies in an NVMe store that this configuration does not name",
-                  found.front().path.string(), "name its directories in tiers.nvme, or --resume never to start over");
-    check_record(found.front().record, found.front().path.string(), /*store=*/false);
-    source.checkpoint = found.front().path;
-    return source;
-  }
-
-  /// Starting over was asked for: an older run's checkpoints would be taken for this run's.
-  void discard_old_checkpoints() const {
+  /// Starting over was asked for: an earlier run's checkpoints and steps would be taken for this run's.
+  void discard_earlier_run() const {
+    std::filesystem::remove(options_.run_directory / "metrics.jsonl");
     if (!std::filesystem::exists(checkpoints())) return;
     narrate("starting over: the checkpoints of an earlier run in this directory are removed");
     std::filesystem::remove_all(checkpoints());
@@ -157,7 +114,7 @@ class Trainer {
     write_file_atomically(options_.run_directory / "config.json", configuration.data(), configuration.size());
   }
 
-  void load_state(const StateSource& source) {
+  void load_state(StateSource source) {
     tiers::NvmeStore* store = runtime_->store();
     if (source.store) {
       record_ = TrainerRecord::from_json(store->record(), "store");
@@ -165,11 +122,9 @@ class Trainer {
       narrate(fmt::format("resumed from the store at step {}", record_.step));
     } else {
       StateSources sources;
-      std::unique_ptr<CheckpointReader> reader;
-      if (!source.checkpoint.empty()) {
-        reader = CheckpointReader::open(source.checkpoint);
+      if (CheckpointReader* reader = source.checkpoint.get()) {
         for (Quantity quantity : kQuantities) {
-          const auto read = [&reader, quantity](int unit, Range range, float* out) {
+          const auto read = [reader, quantity](int unit, Range range, float* out) {
             reader->read(quantity, unit, range, out);
           };
           (quantity == Quantity::master ? sources.master
@@ -182,8 +137,8 @@ class Trainer {
       }
       runtime_->state().fill(sources, options_.on_state_progress);
       if (store && runtime_->plan().placement.all_state_in_store()) store->commit(record_.to_json());
-      narrate(source.checkpoint.empty() ? "started from the model's weights"
-                                        : fmt::format("resumed from {} at step {}", source.checkpoint.string(), record_.step));
+      narrate(source.checkpoint ? fmt::format("resumed from {} at step {}", source.checkpoint->info().path.string(), record_.step)
+                                : "started from the model's weights");
     }
     first_step_ = record_.step;
     current_ = record_;

@@ -14,6 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Resume : public testing::Test {
  protected:
@@ -65,6 +66,73 @@ TEST_F(Resume, AFlippedBitInAnyFileOfACheckpointIsFoundBeforeItIsUsed) {
     flip_bit(entry.path(), middle);
   }
   EXPECT_EQ(train_to(4).resumed_from, 2);
+}
+
+TEST_F(Resume, AnOlderWholeCheckpointTakesThePlaceOfADamagedOne) {
+  const std::string whole = train_to(6).state_hash;
+  fs::remove_all(run());
+  for (const bool in_manifest : {false, true}) {
+    train_to(4);
+    flip_bit(checkpoint(4) / (in_manifest ? "checkpoint.json" : "momentum/model.safetensors"), 5000 * !in_manifest + 30);
+    const TrainSummary again = train_to(6);
+    EXPECT_EQ(again.resumed_from, 2);
+    EXPECT_THAT(log_, AllOf(HasSubstr("ignored: " + checkpoint(4).string()), HasSubstr(checkpoint(2).string() + " at step 2")));
+    EXPECT_EQ(again.state_hash, whole);
+    fs::remove_all(run());
+  }
+}
+
+TEST_F(Resume, ACheckpointOfAStepThatTheRunWentBackPastIsRemoved) {
+  train_to(4);
+  flip_bit(checkpoint(4) / "momentum/model.safetensors", 5000);
+  config_.checkpoint = {.every = 1, .keep = 1};
+  EXPECT_EQ(train_to(3).resumed_from, 2);
+  EXPECT_TRUE(fs::exists(checkpoint(3)));
+  EXPECT_FALSE(fs::exists(checkpoint(4)));
+}
+
+TEST_F(Resume, WithNoWholeCheckpointTheRunIsRefusedAndKeepsItsFiles) {
+  train_to(4);
+  const std::string metrics = read_file(run() / "metrics.jsonl");
+  flip_bit(checkpoint(4) / "checkpoint.json", 30);
+  fs::remove(checkpoint(2) / "variance/model.safetensors");
+  EXPECT_THAT(refusal(6), AllOf(HasSubstr(checkpoint(4).string()), HasSubstr(checkpoint(2).string()), HasSubstr("missing"),
+                                HasSubstr("--resume never")));
+  EXPECT_EQ(read_file(run() / "metrics.jsonl"), metrics);
+  EXPECT_TRUE(fs::exists(checkpoint(4)));
+  EXPECT_EQ(run_training(config_, run(), /*resume=*/false).resumed_from, 0);
+}
+
+TEST_F(Resume, AStoreThatIsNotThereIsNotStartedOver) {
+  config_.placement = {Tier::nvme, Tier::nvme, Tier::nvme, ActivationPolicy::recompute};
+  const fs::path store = directory_ / "nvme", away = directory_ / "away";
+  train_to(4);
+  const std::string metrics = read_file(run() / "metrics.jsonl");
+  for (const bool checkpoint_kept : {true, false}) {
+    if (!checkpoint_kept) fs::remove_all(run() / "checkpoints");  // as after a kill before the first one
+    fs::rename(store, away);
+    for (const bool mount_point : {false, true}) {
+      if (mount_point) fs::create_directory(store);
+      const std::string text = refusal(6);
+      EXPECT_THAT(text, AllOf(HasSubstr("step 4"), HasSubstr(store.string()), HasSubstr("mount"), HasSubstr("--resume never")));
+      EXPECT_THAT(text, Not(HasSubstr("does not name")));
+      EXPECT_EQ(read_file(run() / "metrics.jsonl"), metrics);
+    }
+    fs::remove(store);
+    fs::rename(away, store);
+  }
+  config_.tiers.nvme = {{directory_ / "elsewhere", 1ull << 30}};
+  EXPECT_THAT(refusal(6), AllOf(HasSubstr("does not name"), HasSubstr(store.string())));
+  config_.tiers.nvme = {{store, 1ull << 30}};
+  EXPECT_EQ(train_to(6).resumed_from, 4);
+}
+
+TEST_F(Resume, ARunInMemoryThatSavedNothingStartsOverAndSaysSo) {
+  train_to(2);
+  fs::remove_all(run() / "checkpoints");
+  fs::create_directories(run() / "checkpoints/step-00000002.partial");
+  EXPECT_EQ(train_to(4).resumed_from, 0);
+  EXPECT_THAT(log_, HasSubstr("ended after step 2 before it saved anything"));
 }
 
 }  // namespace

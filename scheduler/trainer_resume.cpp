@@ -1,0 +1,151 @@
+#include "scheduler/trainer_resume.hpp"
+
+#include <fmt/ranges.h>
+
+#include "core/config.hpp"
+#include "core/error.hpp"
+#include "core/json.hpp"
+#include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/metrics.hpp"
+
+namespace strata::scheduler {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string joined(const std::vector<fs::path>& paths) {
+  std::string text;
+  for (const fs::path& path : paths) text += (text.empty() ? "" : ", ") + path.string();
+  return text;
+}
+
+std::vector<fs::path> directories_of(const Config& config) {
+  std::vector<fs::path> directories;
+  for (const auto& directory : config.tiers.nvme) directories.push_back(directory.path);
+  return directories;
+}
+
+bool same_directories(const std::vector<fs::path>& a, const std::vector<fs::path>& b) {
+  std::error_code error;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const fs::path& x, const fs::path& y) {
+    return fs::weakly_canonical(fs::absolute(x), error) == fs::weakly_canonical(fs::absolute(y), error);
+  });
+}
+
+bool never_finished(const std::string& line) { return line.find(std::string(kPartialSuffix) + ": ") != std::string::npos; }
+
+class StateFinder {
+ public:
+  explicit StateFinder(const ResumeRequest& request) : request_(request), directories_(directories_of(request.plan.config)) {}
+
+  StateSource find() {
+    StateSource source;
+    if (request_.plan.uses_store() && tiers::NvmeStore::has_commit(directories_)) {
+      source.store = true;
+      source.step = check_store();
+      return source;
+    }
+    std::vector<std::string> lines, broken;
+    const std::vector<CheckpointInfo> found = list_checkpoints(checkpoints(), &lines);
+    for (const std::string& line : lines) {
+      request_.narrate("ignored: " + line);
+      if (!never_finished(line)) broken.push_back(line);
+    }
+    for (const CheckpointInfo& info : found) {
+      if (info.kind == CheckpointKind::files) {
+        check_record(info.record, info.path.string(), /*store=*/false);
+        source.checkpoint = open_if_whole(info, broken);
+        source.step = info.record.step;
+      } else if (&info == &found.front()) {
+        const auto manifest = CheckpointManifest::read(info.path);
+        refuse_store(info.record.step, {manifest.store_directories.begin(), manifest.store_directories.end()});
+      } else {
+        broken.push_back(fmt::format("{}: its state was in a store that has moved on", info.path.string()));
+      }
+      if (source.checkpoint) return source;
+    }
+    if (!broken.empty())
+      throw Error(ErrorCode::data_corruption, fmt::format("none of the run's checkpoints is whole:\n  - {}", fmt::join(broken, "\n  - ")),
+                  checkpoints().string(), "put back whole copies of those files, or --resume never to start over");
+    refuse_lost_store();
+    return {};
+  }
+
+ private:
+  fs::path checkpoints() const { return request_.run_directory / "checkpoints"; }
+
+  /// An earlier state is continued only when it is this run's; anything else would train the wrong thing in silence.
+  void check_record(const TrainerRecord& found, const std::string& where, bool store) const {
+    const auto differ = [&](const char* what, const std::string& theirs, const std::string& ours) {
+      if (theirs != ours)
+        throw Error(ErrorCode::invalid_configuration,
+                    fmt::format("the saved state is of another {}: {} (this run: {})", what, theirs, ours), where,
+                    "give the configuration it was made with, another --run-dir and tiers.nvme directory, or --resume "
+                    "never to discard it");
+    };
+    if (store) differ("run", found.run_directory, request_.identity.run_directory);
+    differ("model", found.model_path, request_.identity.model_path);
+    differ("data order", found.data_identity, request_.identity.data_identity);
+  }
+
+  /// Returns the step that the store is at.
+  int64_t check_store() const {
+    const std::string where = directories_.front().string();
+    const TrainerRecord found = TrainerRecord::from_json(tiers::NvmeStore::inspect(directories_.front()).record, where);
+    check_record(found, where, /*store=*/true);
+    if (!request_.plan.placement.all_state_in_store()) refuse_store(found.step, directories_);
+    return found.step;
+  }
+
+  std::unique_ptr<CheckpointReader> open_if_whole(const CheckpointInfo& info, std::vector<std::string>& broken) const {
+    try {
+      std::unique_ptr<CheckpointReader> reader = CheckpointReader::open(info.path, request_.progress);
+      if (!broken.empty())
+        request_.narrate(fmt::format("continuing from an older checkpoint, the newest that is whole: {}", info.path.string()));
+      return reader;
+    } catch (const Error& error) {
+      broken.push_back(fmt::format("{}: {}", error.where(), error.message()));
+      request_.narrate("ignored: " + broken.back());
+      return nullptr;
+    }
+  }
+
+  /// The run's state is in a store that is not the one to continue: says why.
+  [[noreturn]] void refuse_store(int64_t step, const std::vector<fs::path>& directories) const {
+    if (!tiers::NvmeStore::has_commit(directories))
+      throw Error(ErrorCode::invalid_data, fmt::format("the run's state at step {} is in an NVMe store that is not there", step),
+                  joined(directories), "mount its drive or bring the directories back, or --resume never to start over");
+    if (!same_directories(directories, directories_))
+      throw Error(ErrorCode::invalid_configuration,
+                  fmt::format("the run's state at step {} is in an NVMe store that this configuration does not name", step),
+                  joined(directories), "name its directories in tiers.nvme, or --resume never to start over");
+    throw Error(ErrorCode::invalid_configuration,
+                fmt::format("the store holds this run's state at step {}, but this configuration places the optimizer elsewhere", step),
+                joined(directories), "keep placement.optimizer on nvme, or --resume never to discard that state");
+  }
+
+  /// There is no state, yet the run's files may tell of steps: whose state was committed to a store with each one, or which never
+  /// outlived their process.
+  void refuse_lost_store() const {
+    const int64_t step = last_step_in_metrics(request_.run_directory);
+    if (step == 0) return;
+    const fs::path plan = request_.run_directory / "plan.json", configuration = request_.run_directory / "config.json";
+    std::error_code error;
+    if (fs::exists(plan, error) && fs::exists(configuration, error)) {
+      const Json json = parse_json_file(plan, ErrorCode::data_corruption);
+      if (json.value("/placement/optimizer"_json_pointer, "") == to_string(Tier::nvme))
+        refuse_store(step, directories_of(read_config(configuration)));
+    }
+    request_.narrate(fmt::format("an earlier run here ended after step {} before it saved anything: starting over", step));
+  }
+
+  const ResumeRequest& request_;
+  const std::vector<fs::path> directories_;
+};
+
+}  // namespace
+
+StateSource find_state(const ResumeRequest& request) { return StateFinder(request).find(); }
+
+}  // namespace strata::scheduler
