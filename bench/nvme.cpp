@@ -215,7 +215,7 @@ int run(Settings settings) {
   for (uint64_t i = 0; i < settings.bytes / settings.extent_bytes; ++i) {
     options.state.push_back({fmt::format("extent {}", i), settings.extent_bytes});
   }
-  if (!settings.no_registration) options.regions = {memory.span()};
+  if (!settings.no_registration) options.regions = [&] { return std::vector{memory.span()}; };
   tiers::StoreHooks hooks;
   hooks.transfers.chunk_bytes = settings.chunk_bytes;
   hooks.transfers.queue_depth = settings.queue_depth;

@@ -61,7 +61,7 @@ class FileStore final : public NvmeStore {
 
     TransferOptions transfers = hooks.transfers;
     transfers.engine = options.engine;
-    transfers.regions = options.regions;
+    if (options.regions) transfers.regions = options.regions();
     for (const auto& directory : files_.directories) {
       const uint32_t alignment = directory.direct_io.on ? directory.direct_io.alignment_bytes : 1;
       std::vector<TransferFile> list{{directory.state.get(), (directory.path / kStateFileName).string(), alignment}};

@@ -35,8 +35,9 @@ struct StoreOptions {
   std::string fingerprint;                  // of model, formats and layout: a store made for another is refused
   std::vector<ExtentSpec> state;            // two slots each, durable by commit()
   std::vector<ExtentSpec> scratch;          // one slot each, gone when the store closes (anonymous file)
-  /// Memory that most transfers will use; registered with io_uring where that is allowed. It outlives the store. May be empty.
-  std::vector<std::span<std::byte>> regions;
+  /// Gives the memory that most transfers will use; it is registered with io_uring where that is allowed, and outlives the store. Called
+  /// once, when the directories are locked and have the space: a run that they refuse has then taken no memory. May be null.
+  std::function<std::vector<std::span<std::byte>>()> regions;
 };
 
 /// Called once, on a thread of the store's; null when the transfer is whole and its checksum right. Must be short and not throw; it
