@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "cli/facts.hpp"
+
 namespace strata::cli {
 
 namespace {
@@ -17,9 +19,13 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 }  // namespace
 
-void narrate(const std::string& line) {
-  fmt::print(stderr, "{}{}\n", isatty(STDERR_FILENO) ? kClearLine : "", line);
+void complain(const std::string& text) {
+  static_cast<void>(std::fwrite(text.data(), 1, text.size(), stderr));
   std::fflush(stderr);
+}
+
+void narrate(const std::string& line) {
+  complain(fmt::format("{}{}\n", isatty(STDERR_FILENO) ? kClearLine : "", shown_lines(line)));
 }
 
 ProgressLine::ProgressLine(std::string what)
@@ -27,15 +33,14 @@ ProgressLine::ProgressLine(std::string what)
       terminal_(isatty(STDERR_FILENO) != 0) {}
 
 ProgressLine::~ProgressLine() {
-  if (terminal_ && shown_) std::fputs(kClearLine, stderr);
+  if (terminal_ && shown_) complain(kClearLine);
 }
 
 void ProgressLine::show(const std::string& text, bool always) {
   if (!always && seconds_since(last_) < (terminal_ ? kTerminalIntervalSeconds : kPlainIntervalSeconds)) return;
   last_ = Clock::now();
   shown_ = true;
-  fmt::print(stderr, "{}{}{}{}", terminal_ ? kClearLine : "", what_, text, terminal_ ? "" : "\n");
-  std::fflush(stderr);
+  complain(fmt::format("{}{}{}{}", terminal_ ? kClearLine : "", what_, text, terminal_ ? "" : "\n"));
 }
 
 void ProgressLine::show(uint64_t done, uint64_t total) {

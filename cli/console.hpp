@@ -7,7 +7,10 @@
 
 namespace strata::cli {
 
-/// A line of narration on stderr; a progress line under way is cleared first.
+/// Writes to stderr; a failure to write is ignored, as a full disk under the log must not end a run.
+void complain(const std::string& text);
+
+/// A line of narration on stderr; a progress line under way is cleared first. Control characters are escaped.
 void narrate(const std::string& line);
 
 /// One updating line on a terminal, a plain line every few seconds elsewhere.

@@ -128,14 +128,28 @@ void print_facts(const Facts& facts, bool json) {
   fmt::print("{}\n", document.dump(2, ' ', false, Facts::error_handler_t::replace));
 }
 
-std::string shown_text(const std::string& text) {
+namespace {
+
+std::string escaped(const std::string& text, bool lines) {
   std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) out += fmt::format("\\x{:02x}", byte);
-    else out += c;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if ((byte < 0x20 && !(lines && byte == '\n')) || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // a control character of two bytes in UTF-8
+      out += fmt::format("\\x{:02x}\\x{:02x}", byte, next);
+      ++i;
+    } else {
+      out += text[i];
+    }
   }
   return out;
 }
+
+}  // namespace
+
+std::string shown_text(const std::string& text) { return escaped(text, false); }
+std::string shown_lines(const std::string& text) { return escaped(text, true); }
 
 }  // namespace strata::cli

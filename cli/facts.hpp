@@ -17,5 +17,7 @@ void print_facts(const Facts& facts, bool json);
 
 /// Text from a file or a name, made safe for a terminal: control characters as \xNN; other text, UTF-8 included, as it is.
 std::string shown_text(const std::string& text);
+/// The same for a text of several lines, which stay lines.
+std::string shown_lines(const std::string& text);
 
 }  // namespace strata::cli

@@ -1,14 +1,22 @@
 // The `strata` program: parses the command line, runs one command, and turns errors into exit statuses (0 ok, 1 failed, 2 bad usage or
 // configuration).
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
 
 #include "cli/commands.hpp"
+#include "cli/console.hpp"
+#include "cli/facts.hpp"
 #include "core/error.hpp"
+#include "core/json_fields.hpp"
 #include "core/topology.hpp"
 
 namespace {
@@ -24,13 +32,33 @@ int exit_status(const strata::Error& error) {
   }
 }
 
-}  // namespace
+/// A file opened later must not get the number of a standard stream that the caller closed, and narration with it. A closed stdout
+/// still fails when it is written: its stand-in is open for reading.
+void open_missing_standard_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (fcntl(descriptor, F_GETFD) < 0 && errno == EBADF)
+      static_cast<void>(open("/dev/null", descriptor == STDOUT_FILENO ? O_RDONLY : O_WRONLY));
+}
 
-int main(int argc, char** argv) {
-  // libgomp may have bound this thread to one processor before main, and every later thread would inherit that.
-  strata::undo_openmp_binding();
-  // A file that passes the size limit is then an error with a name and a place, instead of the end of the process.
-  std::signal(SIGXFSZ, SIG_IGN);
+std::string text_of(const strata::Error& error) {
+  std::string text = strata::cli::shown_lines(error.message());
+  if (!error.where().empty()) text += "\n  where: " + strata::cli::shown_text(error.where());
+  if (!error.remedy().empty()) text += "\n  try: " + strata::cli::shown_lines(error.remedy());
+  return text;
+}
+
+void refuse_unknown_command(CLI::App& app, const std::string& word) {
+  std::vector<std::string> commands;
+  for (const CLI::App* command : app.get_subcommands({})) commands.push_back(command->get_name());
+  if (word.starts_with("-") || std::find(commands.begin(), commands.end(), word) != commands.end()) return;
+  const std::string near = strata::nearest_word(word, commands);
+  throw strata::Error(
+      strata::ErrorCode::invalid_configuration,
+      fmt::format("there is no command \"{}\"{}", word, near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near)), {},
+      fmt::format("{}; strata --help tells what each does", fmt::join(commands, ", ")));
+}
+
+int run(int argc, char** argv) {
   CLI::App app("Strata trains transformers whose training state is larger than GPU memory.", "strata");
   app.require_subcommand(1);
   app.set_version_flag("--version", "strata 0.1.0");
@@ -42,6 +70,7 @@ int main(int argc, char** argv) {
   strata::cli::add_export(app);
   strata::cli::add_doctor(app);
   try {
+    if (argc > 1) refuse_unknown_command(app, argv[1]);
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
@@ -49,13 +78,29 @@ int main(int argc, char** argv) {
   } catch (const strata::cli::CommandFailed&) {
     return kFailed;
   } catch (const strata::Error& error) {
-    fmt::print(stderr, "strata: {}\n", error.what());
+    strata::cli::complain(fmt::format("strata: {}\n", text_of(error)));
     return exit_status(error);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "strata: out of memory\n  try: lower device.memory and tiers.host.memory\n");
+    strata::cli::complain("strata: out of memory\n  try: lower device.memory and tiers.host.memory\n");
     return kFailed;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "strata: {}\n", error.what());
+    strata::cli::complain(fmt::format("strata: {}\n", strata::cli::shown_lines(error.what())));
     return kFailed;
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  open_missing_standard_streams();
+  // libgomp may have bound this thread to one processor before main, and every later thread would inherit that.
+  strata::undo_openmp_binding();
+  // A file that passes the size limit is then an error with a name and a place, instead of the end of the process; so is a pipe that
+  // nobody reads any more.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGPIPE, SIG_IGN);
+  const int status = run(argc, argv);
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  strata::cli::complain("strata: cannot write all of the output\n  where: standard output\n  try: make room where it goes\n");
+  return status == 0 ? kFailed : status;
 }
