@@ -1,6 +1,7 @@
 #include "core/config.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -16,6 +17,7 @@ constexpr int64_t kMaxCount = 1'000'000'000'000;
 constexpr int64_t kMaxSequence = 1 << 24;
 constexpr uint64_t kMaxBytes = 1ull << 60;
 constexpr int64_t kMaxThreads = 4096;
+constexpr int64_t kMaxMicroBatches = 4096;  // each is in the compiled step, once for every unit of the model
 // A tile of the smallest size still holds one block in every state format (at most 16 bytes an element).
 constexpr uint64_t kMinTileBytes = kBlockElements * 16;
 constexpr uint64_t kMaxTileBytes = 4ull << 30;
@@ -190,7 +192,7 @@ class ConfigParser {
 
     ObjectReader batch = root_.section("batch");
     batch.integer("micro_batch_size", config_.batch.micro_batch_size, 1, 1'000'000);
-    batch.integer("gradient_accumulation_steps", config_.batch.gradient_accumulation_steps, 1, 1'000'000);
+    batch.integer("gradient_accumulation_steps", config_.batch.gradient_accumulation_steps, 1, kMaxMicroBatches);
     close(batch);
   }
 
@@ -290,7 +292,10 @@ class ConfigParser {
     placement.choice("parameters", config_.placement.parameters, tiers());
     placement.choice("gradients", config_.placement.gradients, tiers());
     placement.choice("optimizer", config_.placement.optimizer, tiers());
-    placement.choice("activations", config_.placement.activations, activation_policies());
+    auto& activations = config_.placement.activations;
+    placement.choice("activations", activations, activation_policies());
+    if (activations == ActivationPolicy::host || activations == ActivationPolicy::nvme)
+      not_built("/placement/activations", word_of(activation_policies(), activations), "\"device\" and \"recompute\"");
     close(placement);
   }
 
@@ -345,7 +350,8 @@ class ConfigParser {
                                 "/precision/compute is \"{}\"; use \"fp32\" or compute in \"bf16\"",
                                 to_string(config_.precision.compute)));
     }
-    if (config_.lr_schedule.min_lr > config_.optimizer.lr) {
+    if (config_.lr_schedule.min_lr > config_.optimizer.lr && !problems_.concern("/optimizer/lr") &&
+        !problems_.concern("/lr_schedule/min_lr")) {
       problems_.add("/lr_schedule/min_lr", fmt::format("is {}, greater than /optimizer/lr, which is {}",
                                                        config_.lr_schedule.min_lr, config_.optimizer.lr));
     }
@@ -355,7 +361,6 @@ class ConfigParser {
       if (placement.parameters == Tier::nvme) problems_.add("/placement/parameters", needs);
       if (placement.gradients == Tier::nvme) problems_.add("/placement/gradients", needs);
       if (placement.optimizer == Tier::nvme) problems_.add("/placement/optimizer", needs);
-      if (placement.activations == ActivationPolicy::nvme) problems_.add("/placement/activations", needs);
     }
     for (size_t i = 0; i < config_.tiers.nvme.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
@@ -375,11 +380,10 @@ class ConfigParser {
 
 /// Sets the value that a dotted path names, making the sections on the way.
 void apply_override(Json& document, const std::string& text, Problems& problems) {
+  const std::string option = "--set " + text;
   const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0) {
-    problems.add("--set " + text, "must be KEY=VALUE with a dotted key, as in optimizer.lr=1e-4");
-    return;
-  }
+  if (equals == std::string::npos || equals == 0)
+    return problems.add_to_option(option, "must be KEY=VALUE with a dotted key, as in optimizer.lr=1e-4");
   const std::string path = text.substr(0, equals), value_text = text.substr(equals + 1);
   Json value;
   try {
@@ -388,7 +392,7 @@ void apply_override(Json& document, const std::string& text, Problems& problems)
     value = value_text;
   }
   Json* at = &document;
-  std::string pointer;
+  std::string pointer, made;  // made: the first on the way that was not there
   for (size_t begin = 0; begin <= path.size();) {
     const size_t end = std::min(path.find('.', begin), path.size());
     const std::string key = path.substr(begin, end - begin);
@@ -396,23 +400,26 @@ void apply_override(Json& document, const std::string& text, Problems& problems)
     if (at->is_null() || (pointer == "/placement" && at->is_string())) *at = Json::object();
     if (at->is_array()) {
       const bool index = !key.empty() && key.size() < 7 && key.find_first_not_of("0123456789") == std::string::npos;
-      if (!index || std::stoul(key) > at->size()) {
-        problems.add("--set " + text,
-                     fmt::format("{} is a list of {} items, which \"{}\" does not index", pointer, at->size(), key));
-        return;
+      if (!index || std::stoul(key) > at->size())
+        return problems.add_to_option(
+            option, fmt::format("{} is a list of {} items, which \"{}\" does not index", pointer, at->size(), printable(key)));
+      pointer = json_pointer(pointer, key);
+      if (std::stoul(key) == at->size()) {
+        at->push_back(nullptr);
+        if (made.empty()) made = pointer;
       }
-      if (std::stoul(key) == at->size()) at->push_back(nullptr);
       at = &(*at)[std::stoul(key)];
     } else if (at->is_object() && !key.empty()) {
+      pointer = json_pointer(pointer, key);
+      if (made.empty() && !at->contains(key)) made = pointer;
       at = &(*at)[key];
     } else {
-      problems.add("--set " + text,
-                   fmt::format("\"{}\" cannot be set in {}", key, pointer.empty() ? "the file" : pointer));
-      return;
+      return problems.add_to_option(option, fmt::format("\"{}\" cannot be set in {}", printable(key),
+                                                        pointer.empty() ? "the file" : printable(pointer)));
     }
-    pointer = json_pointer(pointer, key);
   }
   *at = std::move(value);
+  problems.attribute(made.empty() ? pointer : made, option);
 }
 
 Config parse_document(Json document, const std::vector<std::string>& duplicates, const std::string& name,
@@ -423,9 +430,13 @@ Config parse_document(Json document, const std::vector<std::string>& duplicates,
     for (const std::string& text : overrides) apply_override(document, text, problems);
   }
   Config config = ConfigParser(document, problems).parse();
-  if (!problems.empty())
-    problems.raise(ErrorCode::invalid_configuration, name, "correct the file; nothing was started");
-  return config;
+  if (problems.empty()) return config;
+  if (const auto options = problems.only_options(); !options.empty())
+    problems.raise(ErrorCode::invalid_configuration, printable(fmt::format("{}", fmt::join(options, " ")), 400),
+                   "correct the option; nothing was started");
+  problems.raise(ErrorCode::invalid_configuration, name,
+                 overrides.empty() ? "correct the file; nothing was started"
+                                   : "correct the file or the --set options; nothing was started");
 }
 
 /// A size as the shortest text that reads back to exactly the same number.

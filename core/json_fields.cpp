@@ -31,6 +31,10 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return cost[a.size()][b.size()];
 }
 
+bool is_at_or_below(std::string_view pointer, std::string_view above) {
+  return pointer.starts_with(above) && (pointer.size() == above.size() || pointer[above.size()] == '/');
+}
+
 std::string range_text(const NumberRange& range) {
   const bool low = std::isfinite(range.min), high = std::isfinite(range.max);
   const std::string above = fmt::format("{} {}", range.above_min ? "greater than" : "at least", range.min);
@@ -54,16 +58,53 @@ std::optional<int64_t> as_integer(const Json& value) {
 
 }  // namespace
 
+bool Problems::full() const { return count_ >= kMaxListed; }
+
 void Problems::add(const std::string& pointer, const std::string& text) {
-  lines_.push_back(fmt::format("{}: {}", pointer.empty() ? "(whole file)" : printable(pointer, 200), text));
+  Line line{pointer, text, {}};
+  for (const auto& [above, option] : options_)
+    if (is_at_or_below(pointer, above)) line.option = option;
+  add(std::move(line));
+}
+
+void Problems::add(Line line) {
+  if (!full()) lines_.push_back(std::move(line));
+  ++count_;
+}
+
+void Problems::add_to_option(const std::string& option, const std::string& text) { add(Line{{}, text, option}); }
+
+bool Problems::concern(const std::string& pointer) const {
+  return std::any_of(lines_.begin(), lines_.end(), [&](const Line& line) { return line.pointer == pointer; });
+}
+
+void Problems::attribute(const std::string& pointer, const std::string& option) { options_.emplace_back(pointer, option); }
+
+std::vector<std::string> Problems::only_options() const {
+  std::vector<std::string> options;
+  for (const Line& line : lines_) {
+    if (line.option.empty()) return {};
+    if (std::find(options.begin(), options.end(), line.option) == options.end()) options.push_back(line.option);
+  }
+  return options;
+}
+
+void Problems::append(const Problems& others) {
+  for (const Line& line : others.lines_) add(line);
+  count_ += others.count_ - others.lines_.size();
 }
 
 void Problems::raise(ErrorCode code, const std::string& name, const std::string& remedy) const {
-  const std::string head = lines_.size() == 1 ? "1 problem" : fmt::format("{} problems", lines_.size());
-  std::vector<std::string> listed(lines_.begin(),
-                                  lines_.begin() + static_cast<std::ptrdiff_t>(std::min(lines_.size(), kMaxListed)));
-  if (lines_.size() > kMaxListed) listed.push_back(fmt::format("... and {} more", lines_.size() - kMaxListed));
-  throw Error(code, fmt::format("{}:\n  - {}", head, fmt::join(listed, "\n  - ")), name, remedy);
+  std::string text = count_ == 1 ? "1 problem:" : fmt::format("{} problems:", count_);
+  for (const Line& line : lines_) {
+    text += "\n  - ";
+    if (!line.option.empty()) text += printable(line.option, 200) + ": ";
+    if (!line.pointer.empty()) text += printable(line.pointer, 200) + ": ";
+    if (line.option.empty() && line.pointer.empty()) text += "(whole file): ";
+    text += line.text;
+  }
+  if (count_ > lines_.size()) text += fmt::format("\n  - ... and {} more", count_ - lines_.size());
+  throw Error(code, text, name, remedy);
 }
 
 std::string nearest_word(std::string_view word, const std::vector<std::string>& known) {
@@ -199,6 +240,10 @@ void ObjectReader::refuse_unknown(const std::vector<std::string>& elsewhere) {
   if (object_ == nullptr) return;
   for (const auto& [key, value] : object_->items()) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+    if (problems_->full()) {
+      problem(key, "unknown key");
+      continue;
+    }
     std::string hint;
     if (const std::string near = nearest_word(key, known_); !near.empty()) {
       hint = fmt::format("; did you mean \"{}\"?", near);

@@ -14,16 +14,35 @@
 
 namespace strata {
 
-/// What is wrong with a document, each with its JSON pointer.
+/// What is wrong with a document, each with its JSON pointer. The first hundred are kept, the others counted.
 class Problems {
  public:
   void add(const std::string& pointer, const std::string& text);
-  bool empty() const { return lines_.empty(); }
+  bool empty() const { return count_ == 0; }
+  /// Whether further problems will only be counted.
+  bool full() const;
+  /// Whether something is wrong with the value at `pointer`.
+  bool concern(const std::string& pointer) const;
+  /// What is wrong with an option of the command line itself.
+  void add_to_option(const std::string& option, const std::string& text);
+  /// What lies at or below `pointer` was given by `option`, not by the file: problems added later name the option.
+  void attribute(const std::string& pointer, const std::string& option);
+  /// The options that gave what is wrong, if the file is to blame for nothing.
+  std::vector<std::string> only_options() const;
+  /// Adds those of another list behind these.
+  void append(const Problems& others);
   /// Throws one Error that lists all of them; `name` is the file.
   [[noreturn]] void raise(ErrorCode code, const std::string& name, const std::string& remedy = {}) const;
 
  private:
-  std::vector<std::string> lines_;
+  struct Line {
+    std::string pointer, text, option;
+  };
+  void add(Line line);
+
+  std::vector<Line> lines_;
+  size_t count_ = 0;
+  std::vector<std::pair<std::string, std::string>> options_;  // pointer, option
 };
 
 /// The nearest of `known` to a mistyped word, or empty if none is near.

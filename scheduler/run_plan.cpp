@@ -11,6 +11,8 @@ namespace strata::scheduler {
 namespace {
 
 constexpr int64_t kDefaultPrefetch = 2;
+// A compiled step names each of them several times; this many take seconds and some hundred MB.
+constexpr int64_t kMaxUnitPasses = 4096 * 128;
 
 std::vector<Tier> allowed(const std::optional<Tier>& choice, bool has_nvme) {
   if (choice) return {*choice};
@@ -58,10 +60,22 @@ uint64_t missing_bytes(const RunPlan& plan) {
   return missing;
 }
 
-double predicted_step_seconds(const RunShape& shape, const Placement& placement) {
+double simulated_step_seconds(const RunShape& shape, const Placement& placement) {
   double seconds = 0;
   for (const Program& program : compile_training_step(shape, placement)) seconds += simulate(program, MachineRates{}).seconds;
   return seconds;
+}
+
+/// Beyond some micro-batches, each further one takes the same time: steps of two numbers of them give the line.
+double predicted_step_seconds(const RunShape& shape, const Placement& placement) {
+  constexpr int64_t kFew = 32, kMore = 64;
+  if (shape.micro_batches <= kMore) return simulated_step_seconds(shape, placement);
+  RunShape part = shape;
+  part.micro_batches = kFew;
+  const double few = simulated_step_seconds(part, placement);
+  part.micro_batches = kMore;
+  const double more = simulated_step_seconds(part, placement);
+  return more + (more - few) / (kMore - kFew) * static_cast<double>(shape.micro_batches - kMore);
 }
 
 std::string refusal(const RunPlan& plan) {
@@ -137,12 +151,12 @@ gpu::EngineOptions engine_options(const Config& config) {
 }
 
 RunPlan make_run_plan(const Config& config, const ModelDescription& model, const gpu::Engine& engine) {
-  if (config.placement.activations == ActivationPolicy::host || config.placement.activations == ActivationPolicy::nvme)
-    throw Error(ErrorCode::unsupported, "activations cannot be offloaded yet", "/placement/activations",
-                "use \"device\" (keep) or \"recompute\"");
-  if (config.schedule.update == UpdateMode::eager)
-    throw Error(ErrorCode::unsupported, "the eager update is not built yet", "/schedule/update",
-                "use \"lazy\" or \"after_backward\"");
+  const int64_t units = model.layers + 2;
+  if (config.batch.gradient_accumulation_steps > kMaxUnitPasses / units)
+    throw Error(ErrorCode::invalid_configuration,
+                fmt::format("{} micro-batches a step are too many for {} layers: at most {} can be planned",
+                            config.batch.gradient_accumulation_steps, model.layers, kMaxUnitPasses / units),
+                "/batch/gradient_accumulation_steps", "raise batch.micro_batch_size instead");
   RunPlan plan;
   plan.config = config;
   plan.model = model;

@@ -52,8 +52,8 @@ struct RunPlan {
 std::unique_ptr<gpu::Device> create_device(const Config& config);
 
 /// Chooses what the configuration leaves open and checks the rest. `engine` was made for this configuration on the run's device.
-/// Throws resource_exhausted with a table of needs, budgets and what is missing when no allowed placement fits; unsupported for
-/// what is not built.
+/// Throws resource_exhausted with a table of needs, budgets and what is missing when no allowed placement fits;
+/// invalid_configuration when a step has more micro-batches than can be planned for the model's layers.
 RunPlan make_run_plan(const Config& config, const ModelDescription& model, const gpu::Engine& engine);
 
 /// The engine options of a configuration.

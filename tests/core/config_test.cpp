@@ -126,6 +126,7 @@ TEST(Config, EachKindOfWrongValueIsRefused) {
       {"optimizer.state=int8", "/optimizer/state: \"int8\" is unsupported"},
       {"precision.reduce=bf16", "/precision/reduce: \"bf16\" is unsupported"},
       {"gradient_clipping=-1", "/gradient_clipping"},
+      {"batch.gradient_accumulation_steps=4097", "must be an integer from 1 to 4096"},
       {"steps=0", "/steps"},
       {"device.memory=0", "/device/memory"},
       {"device.memory=true", "/device/memory: must be a size"},
@@ -182,6 +183,51 @@ TEST(Config, OverridesThatCannotBeAppliedAreProblems) {
   EXPECT_THAT(refusal_of_set({"data.train.7=x"}), HasSubstr("does not index"));
   EXPECT_THAT(refusal_of_set({"data..x=1"}), Not(HasSubstr("accepted")));
   EXPECT_THAT(refusal_of_set({"optimiser.lr=1"}), HasSubstr("did you mean \"optimizer\"?"));
+}
+
+TEST(Config, AProblemOfAnOptionNamesTheOption) {
+  const auto error_of = [](const std::vector<std::string>& overrides) {
+    try {
+      parse_config(kMinimal, "c.json", overrides);
+    } catch (const Error& error) {
+      return error;
+    }
+    return Error(ErrorCode::internal, "accepted");
+  };
+  const Error of_option = error_of({"steps=3", "optimizer.lr=fast"});
+  EXPECT_THAT(of_option.message(), HasSubstr("--set optimizer.lr=fast: /optimizer/lr: must be a number"));
+  EXPECT_EQ(of_option.where(), "--set optimizer.lr=fast");
+  EXPECT_THAT(of_option.remedy(), HasSubstr("correct the option"));
+  EXPECT_EQ(error_of({"optimiser.lr=1"}).where(), "--set optimiser.lr=1") << "a section that the option made";
+  EXPECT_EQ(error_of({"steps"}).where(), "--set steps");
+  try {
+    parse_config(R"({"model": {"path": "m"}, "data": {"train": ["t"]}, "stepz": 1})", "c.json", {"checkpoint.keep=0"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.where(), "c.json");
+    EXPECT_THAT(error.remedy(), HasSubstr("--set"));
+    EXPECT_THAT(error.message(), AllOf(HasSubstr("\n  - /stepz: unknown"), HasSubstr("\n  - --set checkpoint.keep=0: /checkpoint/keep")));
+  }
+}
+
+TEST(Config, OneWrongValueIsOneProblem) {
+  EXPECT_THAT(refusal_of_set({"optimizer.lr=nan", "lr_schedule.min_lr=0.5"}),
+              AllOf(HasSubstr("1 problem:"), Not(HasSubstr("greater than /optimizer/lr"))));
+}
+
+TEST(Config, AnOffloadThatIsNotBuiltIsListedWithTheOtherProblems) {
+  for (const char* place : {"host", "nvme"}) {
+    EXPECT_THAT(refusal_of_set({"steps=0", std::string("placement.activations=") + place}),
+                AllOf(HasSubstr("2 problems"), HasSubstr("/placement/activations: \"" + std::string(place) + "\" is unsupported")));
+  }
+}
+
+TEST(Config, ProblemsBeyondTheHundredthAreCounted) {
+  std::string text = R"({"model": {"path": "m"}, "data": {"train": ["t"]})";
+  for (int i = 0; i < 2000; ++i) text += fmt::format(", \"stepz{}\": 1", i);
+  const std::string message = refusal(text + "}");
+  EXPECT_THAT(message, AllOf(HasSubstr("2000 problems"), HasSubstr("... and 1900 more")));
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 101);
 }
 
 TEST(Config, TextThatIsNotAConfigurationIsRefused) {
