@@ -12,8 +12,13 @@
 namespace strata {
 namespace {
 
-constexpr int64_t kMaxSize = int64_t{1} << 31;
-constexpr int64_t kMaxLayers = 100'000;
+// Far beyond any model, and small enough that no size made of them overflows 64 bits or takes long to lay out.
+constexpr int64_t kMaxPositions = int64_t{1} << 31;
+constexpr int64_t kMaxVocabulary = 1 << 26;
+constexpr int64_t kMaxWidth = 1 << 20;
+constexpr int64_t kMaxHeads = 1 << 14;
+constexpr int64_t kMaxHeadDim = 1 << 14;
+constexpr int64_t kMaxLayers = 4096;
 
 /// What sets the architectures apart: the names they go by and transformers' defaults for absent keys.
 struct Architecture {
@@ -61,8 +66,8 @@ class ModelReader {
       read_llama(known);
     root_.number("initializer_range", model_.initializer_range, {.min = 0, .max = 100});
     if (problems_.empty()) check_sizes();
-    // A wrong value is reported before an unsupported feature: its repair may change what the file means.
     if (!problems_.empty()) {
+      problems_.append(unsupported_);
       problems_.raise(ErrorCode::invalid_configuration, file_,
                       "compare with the config.json that the model was published with");
     }
@@ -85,7 +90,6 @@ class ModelReader {
         problems_.add("/architectures", fmt::format("must be a list of one name, is {}", shown(*list)));
     }
     if (name.empty() && type.empty() && problems_.empty()) problems_.add("/architectures", "is required");
-    if (!problems_.empty()) problems_.raise(ErrorCode::invalid_configuration, file_);
     for (const Architecture& known : architectures()) {
       if (name.empty() ? known.model_type == type : known.name == name) {
         if (!type.empty() && type != known.model_type) {
@@ -95,6 +99,7 @@ class ModelReader {
         return known;
       }
     }
+    if (!problems_.empty()) problems_.raise(ErrorCode::invalid_configuration, file_);
     throw Error(ErrorCode::unsupported,
                 fmt::format("the architecture \"{}\" is not built; supported are {}",
                             printable(name.empty() ? type : name), supported_architectures()),
@@ -156,12 +161,12 @@ class ModelReader {
   }
 
   void read_gpt2(const Architecture& known) {
-    model_.vocab_size = size("vocab_size", known.vocab_size);
-    model_.hidden_size = size("n_embd", "hidden_size", known.hidden_size);
+    model_.vocab_size = size("vocab_size", known.vocab_size, kMaxVocabulary);
+    model_.hidden_size = size("n_embd", "hidden_size", known.hidden_size, kMaxWidth);
     model_.layers = size("n_layer", "num_hidden_layers", known.layers, kMaxLayers);
-    model_.heads = model_.kv_heads = size("n_head", "num_attention_heads", known.heads);
-    model_.max_positions = size("n_positions", "max_position_embeddings", known.max_positions);
-    model_.intermediate_size = size("n_inner", 4 * model_.hidden_size);
+    model_.heads = model_.kv_heads = size("n_head", "num_attention_heads", known.heads, kMaxHeads);
+    model_.max_positions = size("n_positions", "max_position_embeddings", known.max_positions, kMaxPositions);
+    model_.intermediate_size = size("n_inner", 4 * model_.hidden_size, 4 * kMaxWidth);
     model_.head_dim = model_.heads > 0 ? model_.hidden_size / model_.heads : 0;
     model_.norm_epsilon = 1e-5;
     root_.number("layer_norm_epsilon", model_.norm_epsilon, {.min = 0, .max = 1});
@@ -179,20 +184,20 @@ class ModelReader {
   }
 
   void read_llama(const Architecture& known) {
-    model_.vocab_size = size("vocab_size", known.vocab_size);
-    model_.hidden_size = size("hidden_size", known.hidden_size);
-    model_.intermediate_size = size("intermediate_size", known.intermediate_size);
+    model_.vocab_size = size("vocab_size", known.vocab_size, kMaxVocabulary);
+    model_.hidden_size = size("hidden_size", known.hidden_size, kMaxWidth);
+    model_.intermediate_size = size("intermediate_size", known.intermediate_size, 4 * kMaxWidth);
     model_.layers = size("num_hidden_layers", known.layers, kMaxLayers);
-    model_.heads = size("num_attention_heads", known.heads);
+    model_.heads = size("num_attention_heads", known.heads, kMaxHeads);
     // Absent and null differ here: Mistral and Qwen default to a number of heads, but null means as many as query
     // heads.
     root_.null_is_absent = false;
     const bool given = root_.has("num_key_value_heads");
     root_.null_is_absent = true;
-    model_.kv_heads = size("num_key_value_heads", given || known.kv_heads == 0 ? model_.heads : known.kv_heads);
+    model_.kv_heads = size("num_key_value_heads", given || known.kv_heads == 0 ? model_.heads : known.kv_heads, kMaxHeads);
     const int64_t quotient = model_.heads > 0 ? model_.hidden_size / model_.heads : 0;
-    model_.head_dim = size("head_dim", known.head_dim != 0 ? known.head_dim : quotient);
-    model_.max_positions = size("max_position_embeddings", known.max_positions);
+    model_.head_dim = size("head_dim", known.head_dim != 0 ? known.head_dim : quotient, kMaxHeadDim);
+    model_.max_positions = size("max_position_embeddings", known.max_positions, kMaxPositions);
     model_.norm_epsilon = 1e-6;
     root_.number("rms_norm_eps", model_.norm_epsilon, {.min = 0, .max = 1});
     root_.boolean("tie_word_embeddings", model_.tied_head);
@@ -222,7 +227,7 @@ class ModelReader {
     const bool off = root_.has("sliding_window") && root_.find("sliding_window")->is_null();
     root_.null_is_absent = true;
     int64_t window = 4096;
-    root_.integer("sliding_window", window, 1, kMaxSize);
+    root_.integer("sliding_window", window, 1, kMaxPositions);
     bool use = known.model_type == "mistral";
     if (known.model_type != "mistral") root_.boolean("use_sliding_window", use);
     if (off || !use) window = 0;
@@ -230,7 +235,7 @@ class ModelReader {
     int64_t first = 0;
     if (known.model_type != "mistral") {
       first = 28;
-      root_.integer("max_window_layers", first, 0, kMaxSize);
+      root_.integer("max_window_layers", first, 0, kMaxPositions);
     }
     for (int64_t layer = first; layer < model_.layers; ++layer)
       model_.sliding_window[static_cast<size_t>(layer)] = window;
@@ -298,7 +303,7 @@ class ModelReader {
     rope.original_max_positions = model_.max_positions;
     // transformers reads this key for llama3 and yarn alone; dynamic scales from max_position_embeddings.
     if (type == "llama3" || type == "yarn") {
-      scaling.integer("original_max_position_embeddings", rope.original_max_positions, 1, kMaxSize);
+      scaling.integer("original_max_position_embeddings", rope.original_max_positions, 1, kMaxPositions);
     }
     if (scaling.has("factor")) {
       scaling.number("factor", rope.factor, {.min = 1, .max = 1e6});
@@ -363,19 +368,21 @@ class ModelReader {
                     fmt::format("{} does not divide hidden_size, which is {}", model_.heads, model_.hidden_size));
     }
     if (model_.head_dim < 1) problems_.add("/head_dim", "there are more heads than hidden_size");
+    if (model_.head_dim > kMaxHeadDim)
+      problems_.add("/head_dim", fmt::format("must be at most {}, is {}", kMaxHeadDim, model_.head_dim));
     if (model_.rope.scaling == RopeConfig::Scaling::dynamic && model_.head_dim == 2) {
       problems_.add("/head_dim", "must be greater than 2 for dynamic RoPE scaling");
     }
   }
 
-  int64_t size(const char* key, int64_t by_default, int64_t max = kMaxSize) {
+  int64_t size(const char* key, int64_t by_default, int64_t max) {
     int64_t value = by_default;
     root_.integer(key, value, 1, max);
     return value;
   }
 
   /// Either of two names, as GPT-2's attribute_map allows.
-  int64_t size(const char* key, const char* other, int64_t by_default, int64_t max = kMaxSize) {
+  int64_t size(const char* key, const char* other, int64_t by_default, int64_t max) {
     return root_.has(key) ? size(key, by_default, max) : size(other, by_default, max);
   }
 

@@ -157,7 +157,8 @@ TEST(Model, WrongValuesAreListedTogether) {
     "vocab_size": 1e99, "rms_norm_eps": -1, "tie_word_embeddings": 1, "quantization_config": {"bits": 4}})");
   EXPECT_EQ(code, ErrorCode::invalid_configuration);
   EXPECT_THAT(message, AllOf(HasSubstr("/hidden_size"), HasSubstr("/num_hidden_layers"), HasSubstr("/vocab_size"),
-                             HasSubstr("/rms_norm_eps"), HasSubstr("/tie_word_embeddings"), HasSubstr("5 problems")));
+                             HasSubstr("/rms_norm_eps"), HasSubstr("/tie_word_embeddings"),
+                             HasSubstr("/quantization_config"), HasSubstr("6 problems")));
 }
 
 TEST(Model, SizesThatDoNotFitTogetherAreRefused) {
@@ -246,6 +247,25 @@ TEST(Rope, IncompleteScalingsAreRefused) {
   const ModelDescription ratio =
       read(llama_with(R"(, "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 512})"));
   EXPECT_EQ(ratio.rope.factor, 4.0);
+}
+
+TEST(Model, SizesBeyondAnyModelAreRefused) {
+  const std::string head = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", )";
+  for (const char* size : {"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+                           "num_hidden_layers"}) {
+    const auto [code, message] = refusal(head + '"' + size + "\": 2147483648}");
+    EXPECT_EQ(code, ErrorCode::invalid_configuration) << size;
+    EXPECT_THAT(message, AllOf(HasSubstr(std::string("/") + size + ": must be an integer from 1 to"), HasSubstr("1 problem:"))) << size;
+  }
+  EXPECT_THAT(refusal(head + R"("hidden_size": 1048576, "num_attention_heads": 1})").second, HasSubstr("/head_dim: must be at most"));
+}
+
+TEST(Model, AWrongListOfArchitecturesHidesNoOtherProblem) {
+  const auto [code, message] = refusal(R"({"architectures": "LlamaForCausalLM", "model_type": "llama", "hidden_size": -1,
+      "num_hidden_layers": "x", "hidden_act": "zzz", "rope_scaling": {"type": "q"}})");
+  EXPECT_EQ(code, ErrorCode::invalid_configuration);
+  EXPECT_THAT(message, AllOf(HasSubstr("5 problems"), HasSubstr("/architectures"), HasSubstr("/hidden_size"),
+                             HasSubstr("/num_hidden_layers"), HasSubstr("/hidden_act"), HasSubstr("/rope_scaling/rope_type")));
 }
 
 }  // namespace
