@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "cli/commands.hpp"
+#include "cli/run_inputs.hpp"
 #include "core/config.hpp"
 #include "core/file.hpp"
 #include "scheduler/runtime.hpp"
@@ -19,6 +20,7 @@ struct PlanArguments {
 
 void run(const PlanArguments& arguments) {
   const Config config = read_config(arguments.config, arguments.overrides);
+  require_run_inputs(config, arguments.config);
   std::optional<scheduler::MachineRates> rates;
   if (!arguments.machine.empty()) rates = scheduler::read_machine_rates(arguments.machine);
   const scheduler::PlannedRun planned = scheduler::plan_run(config);

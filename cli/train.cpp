@@ -6,6 +6,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/console.hpp"
+#include "cli/run_inputs.hpp"
 #include "core/config.hpp"
 #include "core/error.hpp"
 #include "scheduler/trainer.hpp"
@@ -45,6 +46,7 @@ std::string step_line(const scheduler::StepReport& report) {
 void run(const TrainArguments& arguments) {
   scheduler::TrainOptions options;
   options.config = read_config(arguments.config, arguments.overrides);
+  require_run_inputs(options.config, arguments.config);
   options.run_directory = arguments.run_directory;
   options.resume = arguments.resume == "auto";
   options.hash_state = arguments.hash_state;

@@ -6,11 +6,29 @@
 
 namespace strata::scheduler {
 
+namespace {
+
+/// The engine's tables alone pass the device's budget: made without one, they let the plan say all that is missing.
+void refuse_by_plan(const Config& config, const ModelDescription& model) {
+  Config unbounded = config;
+  unbounded.device.memory_bytes = uint64_t{1} << 60;
+  const auto device = create_device(unbounded);
+  make_run_plan(config, model, *gpu::Engine::create(*device, model, make_layout(model), engine_options(config)));
+}
+
+}  // namespace
+
 PlannedRun plan_run(const Config& config) {
   const ModelDescription model = read_model_description(config.model.path);
   PlannedRun planned;
   planned.device = create_device(config);
-  planned.engine = gpu::Engine::create(*planned.device, model, make_layout(model), engine_options(config));
+  try {
+    planned.engine = gpu::Engine::create(*planned.device, model, make_layout(model), engine_options(config));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::resource_exhausted) throw;
+    refuse_by_plan(config, model);
+    throw;
+  }
   planned.plan = make_run_plan(config, model, *planned.engine);
   return planned;
 }
@@ -18,12 +36,19 @@ PlannedRun plan_run(const Config& config) {
 Runtime::Runtime(PlannedRun planned, StoreMode store_mode)
     : planned_(std::move(planned)), adam_(planned_.plan.config.schedule.update_threads) {
   const RunPlan& plan = planned_.plan;
-  // The store first: a directory that is taken or too small is found before memory is touched.
-  if (plan.uses_store())
-    store_ = store_mode == StoreMode::create ? tiers::NvmeStore::create(plan.store_options())
-                                             : tiers::NvmeStore::open(plan.store_options());
-  device_memory_ = planned_.device->allocate(plan.steps.memory.slab_bytes(Memory::device));
-  host_memory_.emplace(plan.steps.memory.slab_bytes(Memory::host), planned_.device.get());
+  const auto take_memory = [&] {
+    device_memory_ = planned_.device->allocate(plan.steps.memory.slab_bytes(Memory::device));
+    host_memory_.emplace(plan.steps.memory.slab_bytes(Memory::host), planned_.device.get());
+    return std::vector{host_memory_->span()};
+  };
+  if (plan.uses_store()) {
+    // A directory that is taken or too small is found before memory is touched.
+    tiers::StoreOptions options = plan.store_options();
+    options.regions = take_memory;
+    store_ = store_mode == StoreMode::create ? tiers::NvmeStore::create(options) : tiers::NvmeStore::open(options);
+  } else {
+    take_memory();
+  }
   executor_ = std::make_unique<Executor>(
       *planned_.device, *planned_.engine, adam_, plan.shape, plan.steps.memory,
       TierMemory{.device = device_memory_.data(), .host = host_memory_->data(), .store = store_.get()});
