@@ -9,10 +9,6 @@ namespace strata::cli {
 
 namespace {
 
-const std::map<std::string, DataFormat> kFormats = {
-    {"auto", DataFormat::automatic}, {"llmc", DataFormat::llmc},   {"bintok", DataFormat::bintok},
-    {"raw16", DataFormat::raw16},    {"raw32", DataFormat::raw32}, {"text", DataFormat::text}};
-
 struct InspectArguments {
   std::string path;
   std::string format;
@@ -45,7 +41,7 @@ void run(const InspectArguments& arguments) {
   NamedPath named{PathKind::tokens, arguments.path};
   if (arguments.format.empty()) named = identify(arguments.path);
   Facts facts = {{"kind", to_string(named.kind)}, {"path", named.path.string()}};
-  facts.update(inspect(named, arguments.format.empty() ? DataFormat::automatic : kFormats.at(arguments.format)));
+  facts.update(inspect(named, arguments.format.empty() ? DataFormat::automatic : token_formats().at(arguments.format)));
   print_facts(facts, arguments.json);
 }
 
@@ -58,7 +54,7 @@ void add_inspect(CLI::App& app) {
                       "A model directory, config.json, .safetensors file, token file, checkpoint, checkpoints/ folder, run "
                       "directory or NVMe directory")->required();
   command->add_option("--format", arguments->format, "The format of a token file; needed for files without a header")
-      ->check(CLI::IsMember(kFormats));
+      ->check(CLI::IsMember(token_formats()));
   command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });
 }

@@ -188,39 +188,47 @@ Facts inspect_safetensors_index(const fs::path& file) {
   return facts;
 }
 
+const std::map<std::string, DataFormat>& token_formats() {
+  static const std::map<std::string, DataFormat> formats = {
+      {"auto", DataFormat::automatic}, {"llmc", DataFormat::llmc},   {"bintok", DataFormat::bintok},
+      {"raw16", DataFormat::raw16},    {"raw32", DataFormat::raw32}, {"text", DataFormat::text}};
+  return formats;
+}
+
+void require_known_format(const fs::path& path, DataFormat format) {
+  if (format != DataFormat::automatic || recognized_token_format(ReadOnlyFile(path))) return;
+  throw Error(ErrorCode::invalid_data, "it is nothing that Strata recognizes: a token file would begin with a known magic number",
+              path.string(),
+              "for tokens without a header give --format raw16, raw32 or text; otherwise name a model, checkpoint, run or NVMe "
+              "directory, a .safetensors file or a config.json");
+}
+
 Facts inspect_tokens(const fs::path& path, DataFormat format) {
-  std::optional<TokenFile> opened;
-  try {
-    opened.emplace(path, format);
-  } catch (const Error& error) {
-    if (format != DataFormat::automatic || error.code() != ErrorCode::invalid_data) throw;
-    throw Error(ErrorCode::invalid_data, error.message(), path.string(),
-                "for tokens without a header give --format raw16, raw32 or text; otherwise name a model, checkpoint, run or NVMe "
-                "directory, a .safetensors file or a config.json");
-  }
-  const TokenFile& file = *opened;
-  static const std::map<DataFormat, const char*> kNames = {{DataFormat::llmc, "llmc"},   {DataFormat::bintok, "bintok"},
-                                                           {DataFormat::raw16, "raw16"}, {DataFormat::raw32, "raw32"},
-                                                           {DataFormat::text, "text"}};
+  require_known_format(path, format);
+  const TokenFile file(path, format);
   constexpr uint64_t kPieceTokens = 1 << 20;
   std::vector<int32_t> tokens(std::min(kPieceTokens, file.tokens()));
   std::vector<uint8_t> masks(file.has_masks() ? tokens.size() : 0);
-  int32_t smallest = INT32_MAX, largest = INT32_MIN;
+  int64_t smallest = INT64_MAX, largest = INT64_MIN;
   uint64_t masked = 0;
   ProgressLine progress("tokens");
   for (uint64_t first = 0; first < file.tokens(); first += kPieceTokens) {
     const uint64_t count = std::min(kPieceTokens, file.tokens() - first);
     file.read(first, count, tokens.data());
-    const auto [low, high] = std::minmax_element(tokens.begin(), tokens.begin() + static_cast<int64_t>(count));
-    smallest = std::min(smallest, *low);
-    largest = std::max(largest, *high);
+    for (uint64_t i = 0; i < count; ++i) {
+      const int64_t token = file.signed_tokens() ? tokens[i] : static_cast<int64_t>(static_cast<uint32_t>(tokens[i]));
+      smallest = std::min(smallest, token);
+      largest = std::max(largest, token);
+    }
     if (file.has_masks()) {
       file.read_masks(first, count, masks.data());
       masked += static_cast<uint64_t>(std::count(masks.begin(), masks.begin() + static_cast<int64_t>(count), 0));
     }
     progress.show(first + count, file.tokens());
   }
-  return {{"format", kNames.at(file.format())},
+  const auto name = std::find_if(token_formats().begin(), token_formats().end(),
+                                 [&](const auto& known) { return known.second == file.format(); });
+  return {{"format", name->first},
           {"tokens", file.tokens()},
           {"bits_per_token", 8 * file.token_bytes()},
           {"masked_tokens", file.has_masks() ? Facts(masked) : Facts(nullptr)},

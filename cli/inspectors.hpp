@@ -2,7 +2,9 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <set>
+#include <string>
 
 #include "cli/facts.hpp"
 #include "core/config.hpp"
@@ -14,6 +16,10 @@ Facts inspect_model_directory(const std::filesystem::path& directory);
 Facts inspect_model_config(const std::filesystem::path& file);
 Facts inspect_safetensors(const std::filesystem::path& file);
 Facts inspect_safetensors_index(const std::filesystem::path& file);
+/// The formats that --format names.
+const std::map<std::string, DataFormat>& token_formats();
+/// Throws invalid_data when the format is to be found out and the file does not tell.
+void require_known_format(const std::filesystem::path& file, DataFormat format);
 /// Reads the whole file once, for the range of its tokens.
 Facts inspect_tokens(const std::filesystem::path& file, DataFormat format);
 Facts inspect_checkpoint(const std::filesystem::path& checkpoint);

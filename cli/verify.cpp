@@ -25,6 +25,7 @@ constexpr uint64_t kPieceBytes = 4 << 20;
 
 struct VerifyArguments {
   std::vector<std::string> paths;
+  std::string format;
   bool newest = false;
   bool json = false;
 };
@@ -117,9 +118,10 @@ void verify_safetensors(const fs::path& path, Findings& findings) {
   findings.notes.push_back("a safetensors file has no checksums: checked are its structure, and that every byte can be read");
 }
 
-void verify_tokens(const fs::path& path, Findings& findings) {
+void verify_tokens(const fs::path& path, DataFormat format, Findings& findings) {
+  require_known_format(path, format);
   findings.attempt([&] {
-    const TokenFile file(path, DataFormat::automatic);
+    const TokenFile file(path, format);
     if (file.stated_vocab_size() && *file.stated_vocab_size() > 0) file.check_tokens(*file.stated_vocab_size());
     ++findings.files;
     findings.bytes += fs::file_size(path);
@@ -253,12 +255,16 @@ void verify_run_directory(const fs::path& directory, bool newest, Findings& find
 
 // ------------------------------------------------------------------------------------------------------------------
 
+DataFormat format_of(const VerifyArguments& arguments) {
+  return arguments.format.empty() ? DataFormat::automatic : token_formats().at(arguments.format);
+}
+
 void verify(const NamedPath& named, const VerifyArguments& arguments, Findings& findings) {
   std::set<std::string> stores_done;
   switch (named.kind) {
     case PathKind::model_directory: return verify_model_directory(named.path, findings);
     case PathKind::safetensors: return verify_safetensors(named.path, findings);
-    case PathKind::tokens: return verify_tokens(named.path, findings);
+    case PathKind::tokens: return verify_tokens(named.path, format_of(arguments), findings);
     case PathKind::checkpoint: return verify_checkpoint(named.path, /*must_be_current=*/true, findings, stores_done);
     case PathKind::checkpoints_folder:
       if (verify_checkpoints(named.path, arguments.newest, findings, stores_done) == 0)
@@ -302,7 +308,9 @@ void print(const NamedPath& named, const Findings& findings, bool json) {
 }
 
 void run(const VerifyArguments& arguments) {
-  const NamedPath named = identify(arguments.paths.front());
+  // A format that is named says that the file is one of tokens, whatever it looks like.
+  NamedPath named{PathKind::tokens, arguments.paths.front()};
+  if (arguments.format.empty()) named = identify(arguments.paths.front());
   if (arguments.paths.size() > 1 && named.kind != PathKind::store_directory)
     throw Error(ErrorCode::invalid_configuration, "several paths are given, but the first is not a directory of a store",
                 named.path.string(), "verify one thing at a time");
@@ -320,6 +328,8 @@ void add_verify(CLI::App& app) {
   command->add_option("path", arguments->paths,
                       "A checkpoint, checkpoints/ folder, run directory, NVMe directory (or all directories of one store, in "
                       "order), model directory, .safetensors file or token file")->required();
+  command->add_option("--format", arguments->format, "The format of a token file; needed for files without a header")
+      ->check(CLI::IsMember(token_formats()));
   command->add_flag("--newest", arguments->newest, "Of a folder or run, check the newest checkpoint alone");
   command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });

@@ -65,9 +65,25 @@ void widen(const char* bytes, uint64_t count, int32_t* out) {
 
 }  // namespace
 
+std::optional<DataFormat> recognized_token_format(const ReadOnlyFile& file) {
+  const Header header = read_header(file);
+  if (is_llmc(header)) return DataFormat::llmc;
+  if (is_bintok(header)) return DataFormat::bintok;
+  const std::string extension = file.path().extension().string();
+  if (extension == ".txt" || extension == ".text" || extension == ".md") return DataFormat::text;
+  return std::nullopt;
+}
+
 TokenFile::TokenFile(const std::filesystem::path& path, DataFormat format) : file_(path), format_(format) {
   if (file_.size() == 0) refuse("the token file is empty", path, "check how the file was made");
-  if (format_ == DataFormat::automatic) detect();
+  if (format_ == DataFormat::automatic) {
+    const std::optional<DataFormat> recognized = recognized_token_format(file_);
+    if (!recognized) {
+      refuse("the format of the token file is not recognized: it begins with no known magic number", path,
+             "set data.format to raw16, raw32 or text if the file has no header");
+    }
+    format_ = *recognized;
+  }
   switch (format_) {
     case DataFormat::llmc: open_llmc(); break;
     case DataFormat::bintok: open_bintok(); break;
@@ -76,21 +92,6 @@ TokenFile::TokenFile(const std::filesystem::path& path, DataFormat format) : fil
     default: open_raw(1); break;
   }
   if (tokens_ == 0) refuse("the token file holds no tokens", path, "check how the file was made");
-}
-
-void TokenFile::detect() {
-  const Header header = read_header(file_);
-  const std::string extension = path().extension().string();
-  if (is_llmc(header))
-    format_ = DataFormat::llmc;
-  else if (is_bintok(header))
-    format_ = DataFormat::bintok;
-  else if (extension == ".txt" || extension == ".text" || extension == ".md")
-    format_ = DataFormat::text;
-  else {
-    refuse("the format of the token file is not recognized: it begins with no known magic number", path(),
-           "set data.format to raw16, raw32 or text if the file has no header");
-  }
 }
 
 void TokenFile::open_llmc() {
@@ -215,8 +216,9 @@ void TokenFile::check_tokens(int64_t vocab_size) const {
     else
       bad = first_outside(piece.data(), count, limit);
     if (bad == count) continue;
-    int32_t value = 0;
-    read(done + bad, 1, &value);
+    int32_t stored = 0;
+    read(done + bad, 1, &stored);
+    const int64_t value = signed_tokens() ? stored : static_cast<int64_t>(static_cast<uint32_t>(stored));
     throw Error(ErrorCode::invalid_data,
                 fmt::format("token {} has the value {}, which is not in the model's vocabulary of {}", done + bad,
                             value, vocab_size),

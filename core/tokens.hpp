@@ -13,6 +13,9 @@
 
 namespace strata {
 
+/// What a file is by its magic (llmc, bintok) or its extension (text: .txt, .text, .md), if by either. Throws io.
+std::optional<DataFormat> recognized_token_format(const ReadOnlyFile& file);
+
 /// One file of tokens. Thread-safe for reading.
 ///   llmc    1024-byte header of little-endian int32: magic 20240520, version 1, count, then uint16 tokens; or
 ///   20240801, 7, uint32.
@@ -25,8 +28,7 @@ namespace strata {
 ///   text    every byte is a token, vocabulary 256.
 class TokenFile {
  public:
-  /// Opens a file and checks its header against its size. `automatic` recognizes llmc and bintok by their magic and
-  /// text by its extension (.txt, .text, .md). Throws invalid_data (not of the format, shorter or longer than stated,
+  /// Opens a file and checks its header against its size. `automatic` takes the recognized format. Throws invalid_data (not of the format, shorter or longer than stated,
   /// empty) or io.
   TokenFile(const std::filesystem::path& path, DataFormat format);
 
@@ -35,6 +37,8 @@ class TokenFile {
   uint64_t tokens() const { return tokens_; }
   uint32_t token_bytes() const { return token_bytes_; }
   bool has_masks() const { return masks_offset_ != 0; }
+  /// Whether a stored token is an int32; it is unsigned in every format but one.
+  bool signed_tokens() const { return format_ == DataFormat::bintok; }
   /// The vocabulary that the header states.
   std::optional<int64_t> stated_vocab_size() const { return vocab_size_; }
 
@@ -47,7 +51,6 @@ class TokenFile {
   void check_tokens(int64_t vocab_size) const;
 
  private:
-  void detect();
   void open_llmc();
   void open_bintok();
   void open_raw(uint32_t token_bytes);

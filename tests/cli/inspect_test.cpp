@@ -150,6 +150,24 @@ TEST_F(Inspect, TakesTheFormatOfTokensWithoutAHeader) {
   EXPECT_EQ(inspect(scratch_ / "a.bin", {"--format", "raw64"}).status, 2);
 }
 
+TEST_F(Inspect, TellsWhatIsWrongWithATokenFileOfAKnownFormat) {
+  std::vector<int32_t> header(256);
+  header[0] = 20240520;
+  header[1] = 1;
+  header[2] = 1000;
+  write_file(scratch_ / "a.bin", bytes_of(header) + "abcd");
+  const Outcome outcome = inspect(scratch_ / "a.bin");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("truncated"), Not(HasSubstr("--format"))));
+}
+
+TEST_F(Inspect, CountsTokensWithoutASignWhereTheirFormatHasNone) {
+  write_file(scratch_ / "a.bin", bytes_of<uint32_t>({7, UINT32_MAX}));
+  const Json facts = facts_of(scratch_ / "a.bin", {"--format", "raw32"});
+  EXPECT_EQ(facts.at("smallest_token"), 7);
+  EXPECT_EQ(facts.at("largest_token"), UINT32_MAX);
+}
+
 TEST_F(Inspect, SaysWhatItExpectedOfAnythingElse) {
   fs::create_directory(scratch_ / "empty");
   fs::create_directory(scratch_ / "other");
@@ -177,6 +195,20 @@ TEST_F(Inspect, NeverPrintsControlCharactersOfAFile) {
   EXPECT_EQ(outcome.status, 0);
   EXPECT_EQ(outcome.out.find('\x1b'), std::string::npos);
   EXPECT_THAT(outcome.out, HasSubstr("evil\\x1b]0;title\\x07"));
+}
+
+TEST_F(Inspect, NeverPrintsControlCharactersInAnError) {
+  copy_of_model("llama_gqa", scratch_ / "model");
+  fs::remove(scratch_ / "model/model.safetensors");
+  write_file(scratch_ / "model/model.safetensors.index.json", R"({"weight_map": {"a": "evil\u001b]0;title\u0007\u009b31m\nstrata: ok"}})");
+  const Outcome outcome = strata({"verify", scratch_ / "model/model.safetensors.index.json"});
+  EXPECT_EQ(outcome.status, 1);
+  const Outcome exported = strata({"export", scratch_ / "evil\x1b]0;title", scratch_ / "out"});
+  EXPECT_EQ(exported.status, 1);
+  EXPECT_THAT(exported.err, HasSubstr("evil\\x1b]0;title"));
+  for (const std::string& text : {outcome.out, outcome.err, exported.err})
+    EXPECT_EQ(text.find_first_of("\x1b\x07\x9b"), std::string::npos) << text;
+  EXPECT_EQ(outcome.out.find("\nstrata: ok"), std::string::npos);
 }
 
 TEST_F(Inspect, TellsOfARunAndItsCheckpoints) {

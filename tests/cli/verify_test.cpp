@@ -280,6 +280,18 @@ TEST(VerifyTokens, FindsAHeaderThatDoesNotFit) {
   EXPECT_THAT(broken(scratch / "a.bin"), ElementsAre(HasSubstr("1000 tokens")));
 }
 
+TEST(VerifyTokens, TakesTheFormatOfTokensWithoutAHeader) {
+  const ScratchDirectory scratch;
+  write_file(scratch / "a.bin", std::string("\1\0\2\0", 4));
+  const Outcome unknown = verify(scratch / "a.bin");
+  EXPECT_EQ(unknown.status, 1);
+  EXPECT_THAT(unknown.err, HasSubstr("--format"));
+  EXPECT_EQ(strata({"verify", scratch / "a.bin", "--format", "raw16"}).status, 0);
+  write_file(scratch / "odd.bin", "abc");
+  EXPECT_EQ(strata({"verify", scratch / "odd.bin", "--format", "raw16"}).status, 1);
+  EXPECT_EQ(strata({"verify", scratch / "a.bin", "--format", "raw64"}).status, 2);
+}
+
 TEST(VerifyUsage, RefusesWhatHasNothingToVerify) {
   const TrainedRun trained(Optimizer::host);
   for (const fs::path& path : {trained.scratch() / "absent", trained.run() / "metrics.jsonl", trained.scratch() / "train.json"}) {
