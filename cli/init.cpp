@@ -1,4 +1,5 @@
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -170,12 +171,20 @@ void run(const InitArguments& arguments) {
 }  // namespace
 
 void add_init(CLI::App& app) {
+  const CLI::Validator seed_range(
+      [](const std::string& text) {
+        uint64_t seed = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+        const bool good = error == std::errc() && end == text.data() + text.size();
+        return good ? std::string() : fmt::format("must be an integer from 0 to {}, is {}", UINT64_MAX, text);
+      },
+      "0 to 2^64 - 1");
   auto arguments = std::make_shared<InitArguments>();
   CLI::App* command = app.add_subcommand("init", "Write a Hugging Face model directory with random weights");
   command->add_option("config", arguments->config, "The model's config.json, or a directory that holds one")->required();
   command->add_option("out", arguments->out, "The directory to make; it must be new or empty")->required();
   command->add_option("--seed", arguments->seed, "Of the random weights; the same seed gives the same bits everywhere")
-      ->check(CLI::NonNegativeNumber)
+      ->check(seed_range)
       ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "Of the weights; by default what the configuration says, else fp32")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));

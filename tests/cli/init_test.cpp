@@ -133,6 +133,17 @@ TEST_F(Init, RefusesConfigurationsThatAreNoModel) {
   EXPECT_FALSE(fs::exists(scratch_ / "out"));
 }
 
+TEST_F(Init, TellsTheRangeOfSeeds) {
+  for (const char* seed : {"-1", "18446744073709551616", "1.5", ""}) {
+    const Outcome outcome = init(config_with(""), {"--seed", seed});
+    EXPECT_EQ(outcome.status, 2) << seed;
+    EXPECT_THAT(outcome.err, HasSubstr("must be an integer from 0 to 18446744073709551615")) << seed;
+  }
+  const Outcome largest = init(config_with(""), {"--seed", "18446744073709551615", "--json"});
+  ASSERT_EQ(largest.status, 0) << largest.err;
+  EXPECT_EQ(largest.json().at("seed"), UINT64_MAX);
+}
+
 TEST_F(Init, LeavesNothingBehindWhenTheDiskIsFull) {
   // A limit on file sizes fails the same calls that a full disk does.
   const Outcome outcome = init(config_with(""), {}, "out", [] {
