@@ -3,6 +3,7 @@
 #include "cli/commands.hpp"
 #include "cli/console.hpp"
 #include "cli/facts.hpp"
+#include "core/error.hpp"
 #include "core/safetensors.hpp"
 #include "scheduler/checkpoint.hpp"
 
@@ -10,13 +11,27 @@ namespace strata::cli {
 
 namespace {
 
+namespace fs = std::filesystem;
+
 struct ExportArguments {
   std::string checkpoint, out;
   bool json = false;
 };
 
+/// What a run or a checkpoint holds is its own: a model among its files would be taken for one of them.
+void refuse_inside(const fs::path& checkpoint, const fs::path& out) {
+  const fs::path folder = fs::canonical(checkpoint).parent_path();
+  const fs::path owner = folder.filename() == "checkpoints" ? folder.parent_path() : fs::canonical(checkpoint);
+  const fs::path inside = fs::weakly_canonical(fs::absolute(out)).lexically_relative(owner);
+  if (inside.empty() || *inside.begin() == "..") return;
+  throw Error(ErrorCode::invalid_configuration,
+              fmt::format("the output lies inside the {}", owner == folder.parent_path() ? "run directory" : "checkpoint"), out.string(),
+              fmt::format("name a directory outside of {}", owner.string()));
+}
+
 void run(const ExportArguments& arguments) {
-  const std::filesystem::path checkpoint = scheduler::resolve_checkpoint(arguments.checkpoint);
+  const fs::path checkpoint = scheduler::resolve_checkpoint(arguments.checkpoint);
+  refuse_inside(checkpoint, arguments.out);
   const scheduler::CheckpointInfo info = scheduler::read_checkpoint_info(checkpoint);
   narrate(fmt::format("exporting {} (step {})", checkpoint.string(), info.record.step));
   ProgressLine progress("export");

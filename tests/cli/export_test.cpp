@@ -66,6 +66,23 @@ TEST(ExportRefusal, OfAnOutputThatIsNotEmpty) {
   EXPECT_THAT(outcome.err, HasSubstr("not an empty directory"));
 }
 
+TEST(ExportRefusal, OfAnOutputInsideTheRunOrTheCheckpoint) {
+  const TrainedRun trained(Optimizer::host);
+  const fs::path moved = trained.scratch() / "moved";
+  fs::copy(trained.checkpoint(), moved, fs::copy_options::recursive);
+  const std::vector<std::pair<fs::path, fs::path>> cases = {{trained.run(), trained.run() / "checkpoints/x"},
+                                                            {trained.run() / "checkpoints", trained.run() / "x"},
+                                                            {trained.checkpoint(), trained.model() / "../run/new/x"},
+                                                            {moved, moved / "x"}};
+  for (const auto& [from, out] : cases) {
+    const Outcome outcome = strata({"export", from, out});
+    EXPECT_EQ(outcome.status, 2) << out;
+    EXPECT_THAT(outcome.err, HasSubstr("lies inside")) << out;
+    EXPECT_FALSE(fs::exists(out)) << out;
+  }
+  EXPECT_EQ(strata({"export", moved, trained.scratch() / "out"}).status, 0);
+}
+
 TEST(ExportRefusal, OfWhatIsNoCheckpoint) {
   const ScratchDirectory scratch;
   const Outcome outcome = strata({"export", scratch.path(), scratch / "out"});
