@@ -18,11 +18,27 @@ namespace {
 // Linux moves at most 0x7ffff000 bytes a call; a smaller piece keeps a failing transfer easy to name.
 constexpr uint64_t kPieceBytes = 64ull << 20;
 
+std::string remedy_of(int error_number) {
+  switch (error_number) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return "free some space there or choose another directory";
+    case ENOENT:
+    case ENOTDIR:
+    case ENAMETOOLONG: return "check the path; a relative one starts at the current directory";
+    case EACCES:
+    case EPERM: return "check the permissions of the file and of its directories";
+    case EROFS: return "choose a directory that can be written";
+    case EMFILE:
+    case ENFILE: return "raise the number of open files (ulimit -n)";
+    default: return {};
+  }
+}
+
 [[noreturn]] void throw_system_error(int error_number, const std::string& action, const std::filesystem::path& path) {
   const bool full = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
   throw Error(full ? ErrorCode::resource_exhausted : ErrorCode::io,
-              fmt::format("{}: {}", action, system_reason(error_number)), path.string(),
-              full ? "free some space there or choose another directory" : "");
+              fmt::format("{}: {}", action, system_reason(error_number)), path.string(), remedy_of(error_number));
 }
 
 }  // namespace
@@ -39,7 +55,7 @@ ReadOnlyFile::ReadOnlyFile(std::filesystem::path path) : path_(std::move(path)) 
   }
   if (!S_ISREG(status.st_mode)) {
     ::close(std::exchange(descriptor_, -1));
-    throw Error(ErrorCode::io, "not a regular file", path_.string());
+    throw Error(ErrorCode::io, "not a regular file", path_.string(), "name a file");
   }
   size_ = static_cast<uint64_t>(status.st_size);
 }

@@ -38,6 +38,21 @@ TEST(ReadOnlyFile, ReadsWhatIsThereAndRefusesWhatIsNot) {
   }
 }
 
+TEST(ReadOnlyFile, AFileThatIsNotThereIsRefusedWithWhatToTry) {
+  const ScratchDirectory directory;
+  std::ofstream(directory / "f") << "x";
+  for (const auto& path : {directory / "absent", directory / "f/below"}) {
+    try {
+      const ReadOnlyFile file(path);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::io);
+      EXPECT_EQ(error.where(), path.string());
+      EXPECT_THAT(error.remedy(), HasSubstr("check the path"));
+    }
+  }
+}
+
 TEST(ReadOnlyFile, OnlyRegularFilesAreOpened) {
   const ScratchDirectory directory;
   EXPECT_THROW(ReadOnlyFile(directory / "absent"), Error);
