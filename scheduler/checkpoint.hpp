@@ -32,9 +32,12 @@ std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& folder
 /// Reads one checkpoint's manifest. Throws invalid_data or data_corruption.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& checkpoint);
 
+/// The disk space that one checkpoint of a run takes, within a few kilobytes and not less.
+uint64_t checkpoint_bytes(const RunPlan& plan);
+
 /// Writes FOLDER/step-NNNNNNNN, durable when it returns, then removes older ones beyond `keep`. With all state in a store whose
 /// newest commit is `record`, it is a reference to that commit; earlier references, which the store has moved past, are removed.
-/// Throws io or resource_exhausted; the folder's earlier checkpoints stay.
+/// Throws io or resource_exhausted, and what reading the state does; the folder's earlier checkpoints stay, and nothing of this one.
 std::filesystem::path write_checkpoint(const std::filesystem::path& folder, const RunPlan& plan, TrainingState& state,
                                        tiers::NvmeStore* store, const TrainerRecord& record, int64_t keep,
                                        const ProgressCallback& progress);

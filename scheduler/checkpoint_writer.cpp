@@ -24,8 +24,8 @@ void remove_tree(const fs::path& path) {
 }
 
 /// The configuration, tokenizer and generation files of a model directory: everything but weights.
-void copy_model_files(const fs::path& source, const fs::path& destination) {
-  fs::create_directories(destination);
+std::vector<fs::path> model_files(const fs::path& source) {
+  std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(source)) {
     const std::string extension = entry.path().extension().string();
     static const std::set<std::string> kTexts = {".json", ".txt", ".model", ".jinja", ".md"};
@@ -33,10 +33,18 @@ void copy_model_files(const fs::path& source, const fs::path& destination) {
     if (entry.path().filename() == "model.safetensors.index.json" ||
         entry.path().filename() == "pytorch_model.bin.index.json")
       continue;
-    const ReadOnlyFile file(entry.path());
+    files.push_back(entry.path());
+  }
+  return files;
+}
+
+void copy_model_files(const fs::path& source, const fs::path& destination) {
+  fs::create_directories(destination);
+  for (const fs::path& path : model_files(source)) {
+    const ReadOnlyFile file(path);
     std::string content(file.size(), '\0');
     file.read(0, content.data(), content.size());
-    write_file_atomically(destination / entry.path().filename(), content.data(), content.size());
+    write_file_atomically(destination / path.filename(), content.data(), content.size());
   }
 }
 
@@ -81,21 +89,35 @@ void prune(const fs::path& folder, const fs::path& newest, int64_t step, int64_t
   }
 }
 
-}  // namespace
+/// A checkpoint that is being written; gone with this unless it was renamed.
+class Partial {
+ public:
+  explicit Partial(fs::path path) : path_(std::move(path)) { fs::create_directory(path_); }
+  ~Partial() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Partial(const Partial&) = delete;
+  Partial& operator=(const Partial&) = delete;
+  fs::path operator/(const char* name) const { return path_ / name; }
+  const fs::path& path() const { return path_; }
 
-fs::path write_checkpoint(const fs::path& folder, const RunPlan& plan, TrainingState& state, tiers::NvmeStore* store,
-                          const TrainerRecord& record, int64_t keep, const ProgressCallback& progress) {
+ private:
+  const fs::path path_;
+};
+
+fs::path write(const fs::path& folder, const RunPlan& plan, TrainingState& state, tiers::NvmeStore* store,
+               const TrainerRecord& record, int64_t keep, const ProgressCallback& progress) {
   fs::create_directories(folder);
   // The run's lock is held, so a partial directory is what a run that died left behind.
   for (const auto& entry : fs::directory_iterator(folder))
     if (entry.path().extension() == kPartialSuffix) remove_tree(entry.path());
 
   const fs::path final_path = folder / checkpoint_name(record.step);
-  const fs::path partial = folder / (checkpoint_name(record.step) + kPartialSuffix);
+  const Partial partial(folder / (checkpoint_name(record.step) + kPartialSuffix));
   CheckpointManifest manifest;
   manifest.record = record;
   manifest.format = plan.shape.format;
-  fs::create_directory(partial);
   if (plan.placement.all_state_in_store()) {
     manifest.kind = CheckpointKind::store;
     for (const auto& directory : plan.config.tiers.nvme)
@@ -107,15 +129,48 @@ fs::path write_checkpoint(const fs::path& folder, const RunPlan& plan, TrainingS
     for (Quantity quantity : kQuantities)
       write_quantity(partial / folder_of(quantity), quantity, plan, state, progress);
   }
-  manifest.files = describe_files(partial);
+  manifest.files = describe_files(partial.path());
   const std::string text = manifest.to_json();
   write_file_atomically(partial / kManifestName, text.data(), text.size());
-  sync_directory(partial);
+  sync_directory(partial.path());
   if (fs::exists(final_path)) remove_tree(final_path);  // the same step, saved again
-  fs::rename(partial, final_path);
+  fs::rename(partial.path(), final_path);
   sync_directory(folder);
   prune(folder, final_path, record.step, keep);
   return final_path;
+}
+
+Error not_written(ErrorCode code, int64_t step, const std::string& reason, const std::string& where) {
+  return Error(code, fmt::format("cannot write the checkpoint of step {}: {}", step, reason), where,
+               code == ErrorCode::resource_exhausted
+                   ? "free space there; the same command then continues from the state that was saved last"
+                   : "check that the disk is there and can be written; the same command then continues from the state that was saved last");
+}
+
+}  // namespace
+
+uint64_t checkpoint_bytes(const RunPlan& plan) {
+  constexpr uint64_t kBlock = 4096;
+  uint64_t texts = 16 * kBlock;  // the manifest, directories, and files that are both old and new while they are renamed
+  for (const fs::path& path : model_files(plan.config.model.path)) texts += (fs::file_size(path) / kBlock + 1) * kBlock;
+  if (plan.placement.all_state_in_store()) return texts;
+  uint64_t tensors = 0;
+  for (const UnitLayout& unit : plan.shape.layout.units) tensors += unit.tensors.size();
+  constexpr uint64_t kHeaderBytes = 192;  // of a tensor: its name, dtype, shape and offsets
+  return std::size(kQuantities) * (plan.shape.layout.elements() * sizeof(float) + tensors * kHeaderBytes + texts);
+}
+
+fs::path write_checkpoint(const fs::path& folder, const RunPlan& plan, TrainingState& state, tiers::NvmeStore* store,
+                          const TrainerRecord& record, int64_t keep, const ProgressCallback& progress) {
+  try {
+    return write(folder, plan, state, store, record, keep, progress);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::io && error.code() != ErrorCode::resource_exhausted) throw;
+    throw not_written(error.code(), record.step, error.message(), error.where());
+  } catch (const fs::filesystem_error& error) {
+    const bool full = error.code() == std::errc::no_space_on_device;
+    throw not_written(full ? ErrorCode::resource_exhausted : ErrorCode::io, record.step, error.code().message(), error.path1().string());
+  }
 }
 
 }  // namespace strata::scheduler

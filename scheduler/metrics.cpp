@@ -1,6 +1,7 @@
 #include "scheduler/metrics.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 
 #include "core/file.hpp"
@@ -98,9 +99,12 @@ void MetricsWriter::write(const StepReport& report) {
   json["overlap"] = report.overlap ? OrderedJson(*report.overlap) : OrderedJson(nullptr);
   json["limit"] = to_string(report.limit());
   for (const TierUse& tier : tiers_) json["bytes_used"][tier.tier] = tier.needed_bytes;
+  errno = 0;
   out_ << json.dump() << std::endl;
   if (!out_)
-    throw Error(ErrorCode::io, "cannot write the metrics", path_.string(), "free disk space or check the directory");
+    throw Error(errno == ENOSPC ? ErrorCode::resource_exhausted : ErrorCode::io,
+                fmt::format("cannot write the metrics of step {}: {}", report.step, system_reason(errno)), path_.string(),
+                "free space there or check the disk; the same command then continues from the state that was saved last");
 }
 
 std::optional<double> overlap_share(const Program& program, const ProgramRun& run) {

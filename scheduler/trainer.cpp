@@ -13,6 +13,7 @@
 #include "core/tokens.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/runtime.hpp"
+#include "scheduler/trainer_files.hpp"
 #include "scheduler/trainer_resume.hpp"
 #include "tiers/lock.hpp"
 
@@ -33,7 +34,7 @@ class Trainer {
   explicit Trainer(const TrainOptions& options) : options_(options), config_(options.config) {}
 
   TrainSummary run() {
-    make_run_directory();
+    RunDirectory run_directory(options_.run_directory);
     const tiers::FileDescriptor directory = tiers::open_directory(options_.run_directory);
     const tiers::DirectoryLock lock(directory.get(), options_.run_directory, tiers::DirectoryLock::Kind::run);
     PlannedRun planned = plan_run(config_);
@@ -45,9 +46,11 @@ class Trainer {
     if (options_.resume)
       source = find_state({plan, options_.run_directory, record_, [this](const std::string& line) { narrate(line); },
                            options_.on_state_progress});
+    check_run_files(options_.run_directory, plan, {source.step, options_.resume});
     narrate(plan_table(plan, std::nullopt));
     runtime_ = std::make_unique<Runtime>(std::move(planned), source.store ? StoreMode::continue_ : StoreMode::create);
     for (const std::string& line : runtime_->description()) narrate(line);
+    run_directory.keep();
     if (!options_.resume) discard_earlier_run();
     // Lines of steps that are run again go before the plan: from both, a later run tells whether this one had state in its store.
     metrics_ = std::make_unique<MetricsWriter>(options_.run_directory, runtime_->plan(), source.step);
@@ -64,14 +67,6 @@ class Trainer {
   std::filesystem::path checkpoints() const { return options_.run_directory / "checkpoints"; }
 
   // Set-up --------------------------------------------------------------------------------------------------------
-
-  void make_run_directory() {
-    std::error_code error;
-    std::filesystem::create_directories(options_.run_directory, error);
-    if (error)
-      throw Error(ErrorCode::io, fmt::format("cannot make the run directory: {}", error.message()),
-                  options_.run_directory.string(), "give --run-dir a directory that can be written");
-  }
 
   void open_data(const RunPlan& plan) {
     const auto open = [&](const std::vector<std::filesystem::path>& files) {
@@ -95,10 +90,14 @@ class Trainer {
 
   /// Starting over was asked for: an earlier run's checkpoints and steps would be taken for this run's.
   void discard_earlier_run() const {
-    std::filesystem::remove(options_.run_directory / "metrics.jsonl");
-    if (!std::filesystem::exists(checkpoints())) return;
+    std::error_code error;
+    std::filesystem::remove(options_.run_directory / "metrics.jsonl", error);
+    if (!std::filesystem::exists(checkpoints(), error)) return;
     narrate("starting over: the checkpoints of an earlier run in this directory are removed");
-    std::filesystem::remove_all(checkpoints());
+    std::filesystem::remove_all(checkpoints(), error);
+    if (error)
+      throw Error(ErrorCode::io, fmt::format("cannot remove an earlier run's checkpoints: {}", error.message()), checkpoints().string(),
+                  "remove them, or choose another --run-dir");
   }
 
   void write_plan(const RunPlan& plan) const {

@@ -1,0 +1,93 @@
+#include "scheduler/trainer_files.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "core/config.hpp"
+#include "core/error.hpp"
+#include "scheduler/checkpoint.hpp"
+#include "tiers/lock.hpp"
+
+namespace strata::scheduler {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+uint64_t bytes_below(const fs::path& folder) {
+  uint64_t bytes = 0;
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    if (at->is_regular_file(error)) bytes += at->file_size(error);
+  return bytes;
+}
+
+/// Checkpoints that the run will write from a step on, the last one included.
+int64_t checkpoints_to_come(const Config& config, int64_t step) {
+  if (config.checkpoint.every == 0 || step >= config.steps) return 1;
+  return (config.steps - 1) / config.checkpoint.every - step / config.checkpoint.every + 1;
+}
+
+void check_names(const fs::path& run_directory) {
+  std::error_code error;
+  for (const char* name : {"config.json", "plan.json", "metrics.jsonl", "trace.json"}) {
+    const fs::path path = run_directory / name;
+    if (fs::exists(path, error) && !fs::is_regular_file(path, error))
+      throw Error(ErrorCode::io, "the run writes a file of this name, and something else has it", path.string(),
+                  "remove it or choose another --run-dir");
+  }
+  const fs::path folder = run_directory / "checkpoints";
+  if (!fs::exists(folder, error)) return;
+  if (!fs::is_directory(folder, error))
+    throw Error(ErrorCode::io, "the run makes a directory of this name, and something else has it", folder.string(),
+                "remove it or choose another --run-dir");
+  if (access(folder.c_str(), W_OK | X_OK) != 0)
+    throw Error(ErrorCode::io, fmt::format("checkpoints cannot be written there: {}", system_reason(errno)), folder.string(),
+                "make it writable or choose another --run-dir");
+}
+
+void check_free_space(const fs::path& run_directory, const RunPlan& plan, RunStart start) {
+  std::error_code error;
+  const fs::path folder = run_directory / "checkpoints";
+  const fs::path place = fs::exists(folder, error) ? folder : run_directory;
+  const fs::space_info space = fs::space(place, error);
+  if (error) return;
+  const auto there = start.resume ? static_cast<int64_t>(list_checkpoints(folder, nullptr).size()) : 0;
+  const int64_t keep = std::max<int64_t>(plan.config.checkpoint.keep, 1);
+  // An older one goes only when the newer one is whole.
+  const int64_t at_once = std::min(there + checkpoints_to_come(plan.config, start.step) - 1, keep) + 1;
+  const int64_t count = std::max<int64_t>(at_once - there, 1);
+  const uint64_t needed = static_cast<uint64_t>(count) * checkpoint_bytes(plan);
+  const uint64_t available = space.available + (start.resume ? 0 : bytes_below(folder));
+  if (needed <= available) return;
+  throw Error(ErrorCode::resource_exhausted,
+              fmt::format("the disk has too little room for the run's checkpoints: {} of {} at once need {} ({} bytes), free are {} ({} bytes)",
+                          count, format_bytes(checkpoint_bytes(plan)), format_bytes(needed), needed, format_bytes(available), available),
+              place.string(), "free space there, lower checkpoint.keep, or choose another --run-dir");
+}
+
+}  // namespace
+
+RunDirectory::RunDirectory(const fs::path& path) : path_(path) {
+  std::error_code error;
+  made_ = fs::create_directories(path_, error);
+  if (error)
+    throw Error(ErrorCode::io, fmt::format("cannot make the run directory: {}", error.message()), path_.string(),
+                "give --run-dir a directory that can be written");
+}
+
+RunDirectory::~RunDirectory() {
+  if (!made_) return;
+  std::error_code ignored;
+  fs::remove(path_ / tiers::kLockFileName, ignored);
+  fs::remove(path_, ignored);
+}
+
+void check_run_files(const fs::path& run_directory, const RunPlan& plan, RunStart start) {
+  check_names(run_directory);
+  check_free_space(run_directory, plan, start);
+}
+
+}  // namespace strata::scheduler
