@@ -28,8 +28,8 @@ std::optional<DataFormat> recognized_token_format(const ReadOnlyFile& file);
 ///   text    every byte is a token, vocabulary 256.
 class TokenFile {
  public:
-  /// Opens a file and checks its header against its size. `automatic` takes the recognized format. Throws invalid_data (not of the format, shorter or longer than stated,
-  /// empty) or io.
+  /// Opens a file and checks its header against its size. `automatic` takes the recognized format. Throws invalid_data
+  /// (not of the format, shorter or longer than stated, empty) or io.
   TokenFile(const std::filesystem::path& path, DataFormat format);
 
   const std::filesystem::path& path() const { return file_.path(); }

@@ -200,7 +200,8 @@ TEST_F(Inspect, NeverPrintsControlCharactersOfAFile) {
 TEST_F(Inspect, NeverPrintsControlCharactersInAnError) {
   copy_of_model("llama_gqa", scratch_ / "model");
   fs::remove(scratch_ / "model/model.safetensors");
-  write_file(scratch_ / "model/model.safetensors.index.json", R"({"weight_map": {"a": "evil\u001b]0;title\u0007\u009b31m\nstrata: ok"}})");
+  write_file(scratch_ / "model/model.safetensors.index.json",
+             R"({"weight_map": {"a": "evil\u001b]0;title\u0007\u009b31m\nstrata: ok"}})");
   const Outcome outcome = strata({"verify", scratch_ / "model/model.safetensors.index.json"});
   EXPECT_EQ(outcome.status, 1);
   const Outcome exported = strata({"export", scratch_ / "evil\x1b]0;title", scratch_ / "out"});

@@ -55,7 +55,8 @@ TEST_F(Plan, BoundsTheMicroBatchesOfADeepModel) {
   const std::string path = "model.path=" + (scratch_ / "model.json").string();
   const Outcome outcome = plan({path, "batch.gradient_accumulation_steps=513"});
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("513 micro-batches"), HasSubstr("at most 512"), HasSubstr("/batch/gradient_accumulation_steps")));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("513 micro-batches"), HasSubstr("at most 512"),
+                                 HasSubstr("/batch/gradient_accumulation_steps")));
 }
 
 }  // namespace
