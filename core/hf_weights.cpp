@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -33,6 +35,22 @@ void convert(const void* from, uint64_t count, float* to, Convert convert_one) {
     std::memcpy(&value, bytes + i * sizeof(Stored), sizeof(Stored));
     to[i] = convert_one(value);
   }
+}
+
+/// The bits of the smallest positive fp32 value that is not finite once it is rounded to a dtype.
+constexpr uint32_t first_infinite(DType dtype) {
+  return dtype == DType::f32 ? 0x7f800000u : dtype == DType::bf16 ? 0x7f7f8000u : 0x477ff000u;
+}
+
+/// The index of the first value whose magnitude reaches `limit`, given as bits; NaN is above every limit.
+std::optional<uint64_t> find_from(uint32_t limit, const float* values, uint64_t count) {
+  const auto reaches = [limit](float value) {
+    return static_cast<int32_t>(std::bit_cast<uint32_t>(value) & 0x7fffffffu) >= static_cast<int32_t>(limit);
+  };
+  int32_t any = 0;
+  for (uint64_t i = 0; i < count; ++i) any |= reaches(values[i]);  // without a branch, so that it is vectorized
+  if (any == 0) return std::nullopt;
+  return static_cast<uint64_t>(std::find_if(values, values + count, reaches) - values);
 }
 
 /// Reads elements [first, first + count) of a tensor as fp32, piece by piece.
@@ -204,6 +222,37 @@ void HfWeights::open_files() {
   }
   throw Error(ErrorCode::invalid_data, "there is neither a model.safetensors nor a model.safetensors.index.json",
               directory_.string(), "give the directory of a Hugging Face model, or make one with strata init");
+}
+
+void HfWeights::refuse_element(const Source& source, uint64_t index, DType narrowest) {
+  double value = 0;
+  if (source.entry->dtype == "F64") {
+    source.file->read(*source.entry, index * sizeof(double), &value, sizeof(double));
+  } else {
+    float narrow = 0;
+    read_elements(*source.file, *source.entry, index, 1, &narrow);
+    value = narrow;
+  }
+  throw Error(ErrorCode::invalid_data,
+              std::isfinite(value) ? fmt::format("element {} is {}, which {} cannot hold", index, value, to_string(narrowest))
+                                   : fmt::format("element {} is {}, not a finite number", index, value),
+              fmt::format("{} in {}", source.entry->name, source.file->path().string()),
+              std::isfinite(value) && narrowest == DType::f16 ? "train with precision.compute bf16 or fp32, or repair the weights"
+                                                              : "repair the weights or take another copy of the model");
+}
+
+void HfWeights::read_finite(size_t unit, Range range, DType narrowest, float* out) const {
+  STRATA_CHECK(unit < layout_.units.size(), "unit {} of {}", unit, layout_.units.size());
+  // In pieces that are still in the cache when they are looked at.
+  for (const uint64_t end = range.first + range.count; range.first < end; range.first += kPieceElements, out += kPieceElements) {
+    const Range piece{range.first, std::min(kPieceElements, end - range.first)};
+    read_as_float(unit, piece, out);
+    const std::optional<uint64_t> found = find_from(first_infinite(narrowest), out, piece.count);
+    if (!found) continue;
+    for_each_overlap(layout_.units[unit], {piece.first + *found, 1}, [&](size_t i, uint64_t in_tensor, uint64_t, uint64_t) {
+      refuse_element(sources_[unit][i], in_tensor, narrowest);
+    });
+  }
 }
 
 void HfWeights::read_as_float(size_t unit, Range range, float* out) const {

@@ -42,6 +42,9 @@ class HfWeights {
   /// Fills out[0, range.count) with that part of the unit's flat buffer, gaps as zeros. Blocks; streams, so memory use
   /// does not depend on the range. Throws invalid_data if a file has become shorter, io.
   void read_as_float(size_t unit, Range range, float* out) const;
+  /// As read_as_float, and refuses a NaN, an infinity, and a value that is one once it is rounded to `narrowest`: throws invalid_data
+  /// with the tensor, the index of the first such element and its value in the file.
+  void read_finite(size_t unit, Range range, DType narrowest, float* out) const;
 
  private:
   struct Source {
@@ -51,6 +54,7 @@ class HfWeights {
   struct Checker;
 
   void open_files();
+  [[noreturn]] static void refuse_element(const Source& source, uint64_t index, DType narrowest);
 
   std::filesystem::path directory_;
   ModelLayout layout_;

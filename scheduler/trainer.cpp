@@ -132,7 +132,9 @@ class Trainer {
         }
         record_ = reader->info().record;
       } else {
-        sources.master = [this](int unit, Range range, float* out) { weights_->read_as_float(unit, range, out); };
+        sources.master = [this](int unit, Range range, float* out) {
+          weights_->read_finite(static_cast<size_t>(unit), range, config_.precision.compute, out);
+        };
       }
       runtime_->state().fill(sources, options_.on_state_progress);
       if (store && runtime_->plan().placement.all_state_in_store()) store->commit(record_.to_json());

@@ -34,7 +34,8 @@ struct TrainSummary {
 };
 
 /// Trains to config.steps or until stopped, leaving a checkpoint. Everything that can be refused (budgets, model, data, directories)
-/// is refused before the first step, and before an earlier run's state is touched. A run that made progress is never started over
+/// is refused before the first step, and before an earlier run's state is touched; only the weights' values (finite in the compute
+/// format) are looked at while they are loaded. A run that made progress is never started over
 /// unless `resume` is false: without whole state to continue, it is refused. Throws Error.
 TrainSummary train(const TrainOptions& options);
 

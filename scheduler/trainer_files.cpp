@@ -63,7 +63,8 @@ void check_free_space(const fs::path& run_directory, const RunPlan& plan, RunSta
   const uint64_t available = space.available + (start.resume ? 0 : bytes_below(folder));
   if (needed <= available) return;
   throw Error(ErrorCode::resource_exhausted,
-              fmt::format("the disk has too little room for the run's checkpoints: {} of {} at once need {} ({} bytes), free are {} ({} bytes)",
+              fmt::format("the disk has too little room for the run's checkpoints: {} of {} at once need {} ({} bytes), free are {} "
+                          "({} bytes)",
                           count, format_bytes(checkpoint_bytes(plan)), format_bytes(needed), needed, format_bytes(available), available),
               place.string(), "free space there, lower checkpoint.keep, or choose another --run-dir");
 }

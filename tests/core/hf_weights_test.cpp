@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
 
 #include "core/error.hpp"
 #include "core/init_weights.hpp"
@@ -132,6 +134,45 @@ TEST(HfWeights, HalfAndDoubleFilesAreWidened) {
       for (float& value : want) value = float_from_half(expected, half_from_float(expected, value));
     }
     EXPECT_EQ(read_unit(weights, fixture.layout, 1, 1000), want) << dtype;
+  }
+}
+
+TEST(HfWeights, AValueThatIsNotFiniteIsNamedWithItsTensorAndIndex) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  struct Case {
+    const char* dtype;
+    double value;
+    DType narrowest;
+    const char* text;  // of the refusal; null: accepted
+  };
+  for (const Case& bad : {Case{"F32", std::nanf(""), DType::f32, "is nan"}, Case{"F32", -infinity, DType::bf16, "is -inf"},
+                          Case{"BF16", infinity, DType::f32, "is inf"}, Case{"F16", std::nanf(""), DType::f16, "is nan"},
+                          Case{"F64", 1e300, DType::f32, "1e+300, which fp32 cannot hold"},
+                          Case{"F32", 65520, DType::f16, "65520, which fp16 cannot hold"}, Case{"F32", 65519, DType::f16, nullptr},
+                          Case{"F32", -65520, DType::bf16, nullptr}, Case{"F32", 3.4e38, DType::bf16, "which bf16 cannot hold"},
+                          Case{"F32", 3.4e38, DType::f32, nullptr}}) {
+    SCOPED_TRACE(fmt::format("{} {} {}", bad.dtype, bad.value, to_string(bad.narrowest)));
+    Fixture fixture(kLlama, bad.dtype);
+    Tensor& tensor = fixture.find("model.layers.1.mlp.up_proj.weight");
+    std::vector<char> bytes = bytes_of({static_cast<float>(bad.value)}, bad.dtype);
+    if (bytes.size() == sizeof bad.value) std::memcpy(bytes.data(), &bad.value, sizeof bad.value);
+    for (const size_t index : {700, 123}) std::copy(bytes.begin(), bytes.end(), &tensor.bytes[index * bytes.size()]);
+    fixture.save_single();
+    const HfWeights weights = fixture.open();
+    std::string text;
+    for (size_t unit = 0; unit < fixture.units.size(); ++unit) {
+      std::vector<float> values(fixture.units[unit].size()), expected(values.size());
+      weights.read_as_float(unit, {0, expected.size()}, expected.data());
+      try {
+        weights.read_finite(unit, {0, values.size()}, bad.narrowest, values.data());
+        EXPECT_EQ(values, expected);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::invalid_data);
+        text += error.what();
+      }
+    }
+    if (bad.text == nullptr) EXPECT_EQ(text, "");
+    else EXPECT_THAT(text, AllOf(HasSubstr("element 123 is"), HasSubstr(bad.text), HasSubstr("model.layers.1.mlp.up_proj.weight in")));
   }
 }
 

@@ -95,7 +95,8 @@ TEST_F(RunDirectory, ANameThatIsTakenByAnotherKindOfFileIsRefusedAtStart) {
 TEST_F(RunDirectory, ADiskWithoutRoomForTheCheckpointsIsRefusedAtStart) {
   const SmallDisk disk(directory_ / "small", "size=4m");
   if (!disk.mounted()) GTEST_SKIP() << "cannot mount a small tmpfs here: " << disk.reason();
-  EXPECT_THAT(refusal(directory_ / "small/run"), AllOf(HasSubstr("3 of"), HasSubstr("need"), HasSubstr("free"), HasSubstr("checkpoint.keep")));
+  EXPECT_THAT(refusal(directory_ / "small/run"),
+              AllOf(HasSubstr("3 of"), HasSubstr("need"), HasSubstr("free"), HasSubstr("checkpoint.keep")));
   EXPECT_EQ(last_step_, 0);
   config_.checkpoint = {.every = 0, .keep = 1};
   EXPECT_EQ(run(directory_ / "small/run").steps_done, 20);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/error.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "tests/scheduler/training_fixture.hpp"
 #include "tests/support/scratch_directory.hpp"
@@ -46,6 +47,28 @@ class TrainingRules : public testing::Test {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
+  }
+
+  /// The model with every weight of the first norm of its second block set to one value.
+  std::filesystem::path write_changed_model(const std::string& name, float value) {
+    const std::filesystem::path model = directory_.path() / "model", changed = directory_.path() / name;
+    std::filesystem::remove_all(changed);
+    const ModelDescription description = read_model_description(model);
+    const ModelLayout layout = make_layout(description);
+    const HfWeights weights(model, description, layout);
+    HfWriterOptions options;
+    options.dtype = DType::f32;
+    options.source = model;
+    HfWriter writer(changed, layout, options);
+    for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+      std::vector<float> part(layout.units[unit].padded_elements);
+      weights.read_as_float(unit, {0, part.size()}, part.data());
+      for (const TensorLayout& tensor : layout.units[unit].tensors)
+        if (tensor.name == "model.layers.1.input_layernorm.weight") std::fill_n(&part[tensor.offset], tensor.elements, value);
+      writer.write_from_float(unit, {0, part.size()}, part.data());
+    }
+    writer.finish();
+    return changed;
   }
 
   std::filesystem::path fresh_run() { return directory_.path() / ("run" + std::to_string(++runs_)); }
@@ -96,26 +119,10 @@ TEST_F(TrainingRules, MicroBatchesOfAStepEqualOneBatchOfAllOfThem) {
 }
 
 TEST_F(TrainingRules, ANonFiniteGradientSkipsTheStepAndChangesNoTier) {
-  // One infinite weight in the middle of the model makes every gradient NaN.
-  const std::filesystem::path model = directory_.path() / "model";
-  const ModelDescription description = read_model_description(model);
-  const ModelLayout layout = make_layout(description);
-  const std::filesystem::path broken = directory_.path() / "broken";
-  {
-    const HfWeights weights(model, description, layout);
-    HfWriterOptions options;
-    options.dtype = DType::f32;
-    options.source = model;
-    HfWriter writer(broken, layout, options);
-    for (size_t unit = 0; unit < layout.units.size(); ++unit) {
-      std::vector<float> part(layout.units[unit].padded_elements);
-      weights.read_as_float(unit, {0, part.size()}, part.data());
-      if (unit == 2) part[layout.units[unit].tensors[1].offset] = std::numeric_limits<float>::infinity();
-      writer.write_from_float(unit, {0, part.size()}, part.data());
-    }
-    writer.finish();
-  }
-  for (DType compute : {DType::f32, DType::bf16, DType::f16})
+  for (DType compute : {DType::f32, DType::bf16, DType::f16}) {
+    // The largest weights of a norm that the format holds make activations overflow, and every gradient before them is NaN.
+    const float largest = compute == DType::f16 ? 65504.0f : 3.3e38f;
+    const std::filesystem::path broken = write_changed_model("broken", largest);
     for (const Config::Placement& placement : kPlacements) {
       Config config = tiny_config(directory_.path(), 3);
       config.model.path = broken;
@@ -132,6 +139,19 @@ TEST_F(TrainingRules, ANonFiniteGradientSkipsTheStepAndChangesNoTier) {
       for (float m : values(summary, Quantity::momentum)) ASSERT_EQ(m, 0.0f);
       for (float v : values(summary, Quantity::variance)) ASSERT_EQ(v, 0.0f);
     }
+  }
+}
+
+TEST_F(TrainingRules, WeightsThatAreNotFiniteAreRefused) {
+  Config config = tiny_config(directory_.path(), 3);
+  config.model.path = write_changed_model("broken", std::numeric_limits<float>::quiet_NaN());
+  try {
+    run_training(config, fresh_run());
+    FAIL() << "trained on NaN";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("element 0 is nan"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("model.layers.1.input_layernorm.weight"), std::string::npos) << error.what();
+  }
 }
 
 TEST_F(TrainingRules, EvaluationDoesNotChangeTraining) {
