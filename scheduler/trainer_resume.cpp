@@ -33,8 +33,6 @@ bool same_directories(const std::vector<fs::path>& a, const std::vector<fs::path
   });
 }
 
-bool never_finished(const std::string& line) { return line.find(std::string(kPartialSuffix) + ": ") != std::string::npos; }
-
 class StateFinder {
  public:
   explicit StateFinder(const ResumeRequest& request) : request_(request), directories_(directories_of(request.plan.config)) {}
@@ -50,7 +48,7 @@ class StateFinder {
     const std::vector<CheckpointInfo> found = list_checkpoints(checkpoints(), &lines);
     for (const std::string& line : lines) {
       request_.narrate("ignored: " + line);
-      if (!never_finished(line)) broken.push_back(line);
+      if (was_a_checkpoint(line)) broken.push_back(line);
     }
     for (const CheckpointInfo& info : found) {
       if (info.kind == CheckpointKind::files) {
@@ -74,6 +72,11 @@ class StateFinder {
 
  private:
   fs::path checkpoints() const { return request_.run_directory / "checkpoints"; }
+
+  /// Whether a line of list_checkpoints is of one that was finished once: not of another directory or one that never was.
+  bool was_a_checkpoint(const std::string& line) const {
+    return line.starts_with((checkpoints() / "step-").string()) && line.find(std::string(kPartialSuffix) + ": ") == std::string::npos;
+  }
 
   /// An earlier state is continued only when it is this run's; anything else would train the wrong thing in silence.
   void check_record(const TrainerRecord& found, const std::string& where, bool store) const {

@@ -131,6 +131,7 @@ TEST_F(Resume, ARunInMemoryThatSavedNothingStartsOverAndSaysSo) {
   train_to(2);
   fs::remove_all(run() / "checkpoints");
   fs::create_directories(run() / "checkpoints/step-00000002.partial");
+  fs::create_directories(run() / "checkpoints/lost+found");
   EXPECT_EQ(train_to(4).resumed_from, 0);
   EXPECT_THAT(log_, HasSubstr("ended after step 2 before it saved anything"));
 }
