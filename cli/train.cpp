@@ -60,6 +60,7 @@ void run(const TrainArguments& arguments) {
   options.on_state_progress = [&state](uint64_t done, uint64_t total) { state.show(done, total); };
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
+  if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // as nohup asks for
   const scheduler::TrainSummary summary = scheduler::train(options);
   if (summary.interrupted)
     narrate(fmt::format("stopped after step {}; the same command continues there", summary.steps_done));

@@ -34,6 +34,17 @@ TEST(RunGuards, ASecondRunInTheSameDirectoryIsRefusedWithTheFirstOnesProcessId) 
   EXPECT_EQ(first.wait(), 0) << first.text();
 }
 
+TEST(RunGuards, EverySignalThatAsksForAnEndLetsTheStepFinish) {
+  RunFiles files(scheduler::kTinyTiedLlama, 100000);
+  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP}) {
+    ProgramRun run(files.train("run"), files / (std::to_string(signal_number) + ".log"));
+    while (run.running() && run.text().find("tok/s") == std::string::npos) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    run.kill(signal_number);
+    EXPECT_EQ(run.wait(), 0) << run.text();
+    EXPECT_NE(run.text().find("stopped after step"), std::string::npos) << run.text();
+  }
+}
+
 TEST(RunGuards, AnotherRunsStoreIsNotContinued) {
   RunFiles files(scheduler::kTinyTiedLlama, 3);
   ProgramRun first(files.train("run"), files / "first.log");
