@@ -77,12 +77,12 @@ Facts checkpoint_rows(const std::vector<scheduler::CheckpointInfo>& found) {
 }
 
 void add_checkpoints(const fs::path& folder, Facts& facts) {
-  std::vector<std::string> ignored;
+  std::vector<scheduler::IgnoredCheckpoint> ignored;
   const auto found = scheduler::list_checkpoints(folder, &ignored);
   facts["checkpoints"] = checkpoint_rows(found);
-  // What was being written when a process was killed is told as that.
-  std::erase_if(ignored, tells_of_a_partial_checkpoint);
-  if (!ignored.empty()) facts["not_whole"] = ignored;
+  // What was being written when a process was killed is told as that, elsewhere.
+  for (const auto& one : ignored)
+    if (!one.unfinished) facts["not_whole"].push_back(one.text());
 }
 
 /// Sizes of sections, from the last word of the extents' names.

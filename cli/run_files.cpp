@@ -113,10 +113,6 @@ bool is_stray_name(const std::string& name) {
          name.starts_with(".strata.scratch.") || (name.starts_with("step-") && name.ends_with(scheduler::kPartialSuffix));
 }
 
-bool tells_of_a_partial_checkpoint(const std::string& line) {
-  return line.find(std::string(scheduler::kPartialSuffix) + ": ") != std::string::npos;
-}
-
 std::vector<std::string> stray_names(const fs::path& directory) {
   std::vector<std::string> names;
   std::error_code error;

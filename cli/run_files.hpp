@@ -38,8 +38,6 @@ std::optional<std::string> lock_holder(const std::filesystem::path& directory);
 
 /// Whether a file or directory of this name is what a process of ours left when it was killed.
 bool is_stray_name(const std::string& name);
-/// Whether a line of scheduler::list_checkpoints is about one that was being written when a process was killed.
-bool tells_of_a_partial_checkpoint(const std::string& line);
 /// Names of files and directories here that a process of ours left when it was killed; nothing reads them.
 std::vector<std::string> stray_names(const std::filesystem::path& directory);
 

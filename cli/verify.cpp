@@ -224,14 +224,14 @@ void verify_checkpoint(const fs::path& checkpoint, bool must_be_current, Finding
 
 /// Returns how many checkpoints there are.
 size_t verify_checkpoints(const fs::path& folder, bool newest, Findings& findings, std::set<std::string>& stores_done) {
-  std::vector<std::string> ignored;
+  std::vector<scheduler::IgnoredCheckpoint> ignored;
   const auto found = scheduler::list_checkpoints(folder, &ignored);
   for (const auto& info : found) {
     verify_checkpoint(info.path, /*must_be_current=*/false, findings, stores_done);
     if (newest) break;
   }
-  for (const std::string& line : ignored)
-    (tells_of_a_partial_checkpoint(line) ? findings.notes : findings.broken).push_back(line);  // a partial one is never read
+  for (const auto& one : ignored)
+    (one.unfinished ? findings.notes : findings.broken).push_back(one.text());  // an unfinished one is never read
   return found.size() + ignored.size();
 }
 

@@ -27,8 +27,17 @@ struct CheckpointInfo {
   TrainerRecord record;
 };
 
-/// The checkpoints of a folder, newest first. Directories that are not whole are left out and named in `ignored`, with the reason.
-std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& folder, std::vector<std::string>* ignored);
+/// A directory of a checkpoints/ folder that is no whole checkpoint.
+struct IgnoredCheckpoint {
+  std::filesystem::path path;
+  std::string reason;
+  bool unfinished = false;  // it was being written when its process was killed
+
+  std::string text() const { return path.string() + ": " + reason; }
+};
+
+/// The checkpoints of a folder, newest first. Directories that are not whole are left out and, unless it is null, named in `ignored`.
+std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& folder, std::vector<IgnoredCheckpoint>* ignored);
 /// Reads one checkpoint's manifest. Throws invalid_data or data_corruption.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& checkpoint);
 

@@ -155,17 +155,18 @@ CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {
   return {checkpoint, manifest.kind, manifest.record};
 }
 
-std::vector<CheckpointInfo> list_checkpoints(const fs::path& folder, std::vector<std::string>* ignored) {
+std::vector<CheckpointInfo> list_checkpoints(const fs::path& folder, std::vector<IgnoredCheckpoint>* ignored) {
   std::vector<CheckpointInfo> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
     if (!entry.is_directory()) continue;
+    const bool unfinished = entry.path().extension() == kPartialSuffix;
     try {
-      if (entry.path().extension() == kPartialSuffix)
+      if (unfinished)
         throw Error(ErrorCode::invalid_data, "never finished: its run ended while writing it");
       found.push_back(read_checkpoint_info(entry.path()));
     } catch (const Error& problem) {
-      if (ignored) ignored->push_back(fmt::format("{}: {}", entry.path().string(), problem.message()));
+      if (ignored) ignored->push_back({entry.path(), problem.message(), unfinished});
     }
   }
   std::sort(found.begin(), found.end(),
@@ -175,13 +176,13 @@ std::vector<CheckpointInfo> list_checkpoints(const fs::path& folder, std::vector
 
 fs::path resolve_checkpoint(const fs::path& checkpoint_or_folder) {
   if (fs::is_regular_file(checkpoint_or_folder / kManifestName)) return checkpoint_or_folder;
-  std::vector<std::string> ignored;
+  std::vector<IgnoredCheckpoint> ignored;
   for (const fs::path& folder : {checkpoint_or_folder, checkpoint_or_folder / "checkpoints"}) {
     const std::vector<CheckpointInfo> found = list_checkpoints(folder, &ignored);
     if (!found.empty()) return found.front().path;
   }
   std::string message = "no checkpoint there";
-  for (const std::string& line : ignored) message += "\n  not whole: " + line;
+  for (const IgnoredCheckpoint& one : ignored) message += "\n  not whole: " + one.text();
   throw Error(ErrorCode::invalid_data, message, checkpoint_or_folder.string(),
               "name a checkpoint, or the checkpoints/ folder of a run");
 }

@@ -44,11 +44,12 @@ class StateFinder {
       source.step = check_store();
       return source;
     }
-    std::vector<std::string> lines, broken;
-    const std::vector<CheckpointInfo> found = list_checkpoints(checkpoints(), &lines);
-    for (const std::string& line : lines) {
-      request_.narrate("ignored: " + line);
-      if (was_a_checkpoint(line)) broken.push_back(line);
+    std::vector<std::string> broken;
+    std::vector<IgnoredCheckpoint> ignored;
+    const std::vector<CheckpointInfo> found = list_checkpoints(checkpoints(), &ignored);
+    for (const IgnoredCheckpoint& one : ignored) {
+      request_.narrate("ignored: " + one.text());
+      if (was_a_checkpoint(one)) broken.push_back(one.text());
     }
     for (const CheckpointInfo& info : found) {
       if (info.kind == CheckpointKind::files) {
@@ -73,9 +74,9 @@ class StateFinder {
  private:
   fs::path checkpoints() const { return request_.run_directory / "checkpoints"; }
 
-  /// Whether a line of list_checkpoints is of one that was finished once: not of another directory or one that never was.
-  bool was_a_checkpoint(const std::string& line) const {
-    return line.starts_with((checkpoints() / "step-").string()) && line.find(std::string(kPartialSuffix) + ": ") == std::string::npos;
+  /// Whether it was finished once: not another directory, nor one that never was.
+  static bool was_a_checkpoint(const IgnoredCheckpoint& one) {
+    return !one.unfinished && one.path.filename().string().starts_with("step-");
   }
 
   /// An earlier state is continued only when it is this run's; anything else would train the wrong thing in silence.
