@@ -8,6 +8,7 @@
 #include "cli/inspectors.hpp"
 #include "cli/path_kind.hpp"
 #include "cli/run_files.hpp"
+#include "core/content_hash.hpp"
 #include "core/error.hpp"
 #include "core/hf_weights.hpp"
 #include "core/tokens.hpp"
@@ -174,7 +175,7 @@ void verify_file(const fs::path& checkpoint, const scheduler::CheckpointManifest
     findings.broken.push_back(fmt::format("{}: has {} bytes, {} were written", path.string(), bytes, file.bytes));
   } else {
     findings.attempt([&] {
-      if (const std::string found = scheduler::hash_file(path); found != file.xxh3)
+      if (const std::string found = hash_file(path); found != file.xxh3)
         findings.broken.push_back(fmt::format("{}: its checksum is {}, {} was written", path.string(), found, file.xxh3));
     });
     ++findings.files;

@@ -1,10 +1,7 @@
 #include "scheduler/checkpoint_manifest.hpp"
 
-#include <xxhash.h>
-
-#include <memory>
-
-#include "core/file.hpp"
+#include "core/content_hash.hpp"
+#include "core/error.hpp"
 #include "core/json.hpp"
 
 namespace strata::scheduler {
@@ -15,10 +12,6 @@ constexpr const char* kFormatName = "strata-checkpoint";
 const char* name_of(MasterFormat format) {
   return format == MasterFormat::parameter ? "parameter" : format == MasterFormat::split ? "split" : "fp32";
 }
-
-std::string to_hex(XXH128_hash_t digest) { return fmt::format("{:016x}{:016x}", digest.high64, digest.low64); }
-
-std::string hash_text(const std::string& text) { return to_hex(XXH3_128bits(text.data(), text.size())); }
 
 /// The manifest's last key is the hash of everything before it, so that no digit of it can change unseen.
 void check_own_hash(OrderedJson json, const std::filesystem::path& path) {
@@ -95,23 +88,6 @@ CheckpointManifest CheckpointManifest::read(const std::filesystem::path& checkpo
   } catch (const Json::exception& error) {
     throw Error(ErrorCode::data_corruption, fmt::format("the manifest is not whole: {}", error.what()), path.string());
   }
-}
-
-std::string hash_file(const std::filesystem::path& file, const std::function<void(uint64_t bytes)>& on_read) {
-  constexpr uint64_t kPiece = 4ull << 20;
-  const ReadOnlyFile in(file);
-  const auto free_state = [](XXH3_state_t* state) { XXH3_freeState(state); };
-  const std::unique_ptr<XXH3_state_t, decltype(free_state)> state(XXH3_createState(), free_state);
-  XXH3_128bits_reset(state.get());
-  std::vector<std::byte> piece(std::min(kPiece, std::max<uint64_t>(in.size(), 1)));
-  for (uint64_t offset = 0; offset < in.size(); offset += piece.size()) {
-    const uint64_t bytes = std::min<uint64_t>(piece.size(), in.size() - offset);
-    in.read(offset, piece.data(), bytes);
-    XXH3_128bits_update(state.get(), piece.data(), bytes);
-    in.drop_cached(offset, bytes);
-    if (on_read) on_read(bytes);
-  }
-  return to_hex(XXH3_128bits_digest(state.get()));
 }
 
 }  // namespace strata::scheduler

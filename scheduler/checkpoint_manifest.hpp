@@ -38,7 +38,4 @@ struct CheckpointManifest {
   static CheckpointManifest read(const std::filesystem::path& checkpoint);
 };
 
-/// XXH3-128 of a file's content, as hex digits. Blocks; reads in pieces and tells `on_read` the bytes of each.
-std::string hash_file(const std::filesystem::path& file, const std::function<void(uint64_t bytes)>& on_read = {});
-
 }  // namespace strata::scheduler

@@ -3,6 +3,7 @@
 #include <map>
 #include <future>
 
+#include "core/content_hash.hpp"
 #include "core/error.hpp"
 #include "core/hf_weights.hpp"
 #include "scheduler/aligned_bytes.hpp"

@@ -3,6 +3,7 @@
 #include <system_error>
 #include <vector>
 
+#include "core/content_hash.hpp"
 #include "core/error.hpp"
 #include "core/file.hpp"
 #include "core/hf_weights.hpp"

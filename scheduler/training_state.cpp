@@ -1,7 +1,5 @@
 #include "scheduler/training_state.hpp"
 
-#include <xxhash.h>
-
 #include <array>
 #include <condition_variable>
 #include <cstdlib>
@@ -10,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "core/content_hash.hpp"
 #include "core/error.hpp"
 #include "scheduler/aligned_bytes.hpp"
 
@@ -209,21 +208,17 @@ void TrainingState::read(Quantity quantity, int unit, size_t tile, float* out) {
 }
 
 std::string TrainingState::hash() {
-  const auto free_state = [](XXH3_state_t* state) { XXH3_freeState(state); };
-  const std::unique_ptr<XXH3_state_t, decltype(free_state)> state(XXH3_createState(), free_state);
-  XXH3_128bits_reset(state.get());
+  ContentHash content;
   const AlignedBytes buffer = aligned_bytes(shape_.tile_elements * sizeof(float));
   for (int unit = 0; unit < static_cast<int>(plan_.homes.size()); ++unit)
     for (Section section : kSections) {
       if (shape_.format.bytes(section) == 0) continue;
       for (size_t tile = 0; tile < plan_.homes[unit].tiles.size(); ++tile) {
         read_section(unit, tile, section, buffer.get());
-        XXH3_128bits_update(state.get(), buffer.get(),
-                            plan_.homes[unit].tiles[tile].count * shape_.format.bytes(section));
+        content.add(buffer.get(), plan_.homes[unit].tiles[tile].count * shape_.format.bytes(section));
       }
     }
-  const XXH128_hash_t digest = XXH3_128bits_digest(state.get());
-  return fmt::format("{:016x}{:016x}", digest.high64, digest.low64);
+  return content.hex();
 }
 
 }  // namespace strata::scheduler
