@@ -29,6 +29,7 @@ struct TrainArguments {
   std::string run_directory = "run";
   std::string resume = "auto";
   bool hash_state = false;
+  bool example = false, keys = false;
 };
 
 std::string step_line(const scheduler::StepReport& report) {
@@ -44,6 +45,9 @@ std::string step_line(const scheduler::StepReport& report) {
 }
 
 void run(const TrainArguments& arguments) {
+  if (arguments.example) return fmt::print("{}", example_configuration());
+  if (arguments.keys) return fmt::print("{}", configuration_page());
+  if (arguments.config.empty()) throw CLI::RequiredError("config");
   scheduler::TrainOptions options;
   options.config = read_config(arguments.config, arguments.overrides);
   require_run_inputs(options.config, arguments.config);
@@ -76,9 +80,11 @@ void run(const TrainArguments& arguments) {
 void add_train(CLI::App& app) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "Train a model");
-  command->add_option("config", arguments->config, "Configuration (JSON)")->required();
+  command->add_option("config", arguments->config, "Configuration (JSON, comments allowed)");
   command->add_option("--set", arguments->overrides, "Override a key: dotted.key=value (repeatable)")
       ->allow_extra_args(false)->take_all();
+  command->add_flag("--example", arguments->example, "Print a commented configuration: edit its two paths and it runs");
+  command->add_flag("--keys", arguments->keys, "Print every key with its values, default and effect");
   command->add_option("--run-dir", arguments->run_directory, "Where metrics, trace and checkpoints go")
       ->capture_default_str();
   command->add_option("--resume", arguments->resume, "auto continues the directory's newest state; never discards it and starts over")

@@ -21,6 +21,8 @@ enum class ShardingStrategy { full_shard, hybrid_shard, shard_grad_op, optimizer
 enum class DeviceKind { automatic, cuda, host };
 enum class MasterChoice { automatic, split, fp32 };  // automatic: split for bf16, fp32 otherwise
 enum class OptimizerState { fp32, bf16, int8 };
+enum class DecayTargets { all, matrices };            // matrices: tensors of two or more dimensions
+enum class WarmupRule { strata, huggingface };        // (s + 1) / w or s / w of the rate at step s, from 0, of w
 
 struct Config {
   struct Model {
@@ -46,11 +48,13 @@ struct Config {
     double beta1 = 0.9, beta2 = 0.999;
     double epsilon = 1e-8;
     double weight_decay = 0.0;
+    DecayTargets decay = DecayTargets::all;
     OptimizerState state = OptimizerState::fp32;
   } optimizer;
   struct LrSchedule {
     ScheduleKind type = ScheduleKind::constant;
     int64_t warmup_steps = 0;
+    WarmupRule warmup = WarmupRule::strata;
     double min_lr = 0.0;
   } lr_schedule;
   double gradient_clipping = 1.0;  // 0 = off
@@ -85,6 +89,11 @@ struct Config {
     int64_t every = 0;  // steps; 0 = only at the end
     int64_t keep = 2;
   } checkpoint;
+  struct Evaluation {
+    int64_t every = 0;       // steps; 0 = at checkpoints and the end
+    int64_t samples = 0;     // the first of the evaluation files; 0 = all
+    bool keep_best = false;  // the checkpoint of the lowest evaluation loss outlives checkpoint.keep
+  } evaluation;
   /// For tests of the runtime itself: neither may change a number.
   struct Debug {
     int64_t random_delay_us = 0;  // up to this before each operation of each stream
@@ -96,12 +105,17 @@ struct Config {
   std::string to_json() const;
 };
 
-/// Reads a file and applies `overrides` ("dotted.key=value", value as JSON or else as a string). Relative paths in the file are
+/// Reads a file, in which comments are allowed (// to the end of the line, /* */), and applies `overrides` ("dotted.key=value", value as JSON or else as a string). Relative paths in the file are
 /// relative to the current directory. Throws one Error{invalid_configuration} that lists every problem with its JSON pointer, the nearest known key
 /// for an unknown one, and the allowed values or range.
 Config read_config(const std::filesystem::path& file, const std::vector<std::string>& overrides = {});
 /// The same from text; `name` stands for the file in messages.
 Config parse_config(const std::string& text, const std::string& name, const std::vector<std::string>& overrides = {});
+
+/// Every key with its values, default and effect, as the Markdown page docs/configuration.md.
+std::string configuration_page();
+/// A configuration with a comment to every key and the defaults as values: works once its two paths name a model and its tokens.
+std::string example_configuration();
 
 /// "8GiB", "16 MiB", "1.5GB", "4096": bytes. Throws invalid_configuration.
 uint64_t parse_bytes(const std::string& text);

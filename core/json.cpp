@@ -178,7 +178,8 @@ Tree parse_json(std::string_view text, const std::string& name, ErrorCode code, 
                 std::vector<std::string>* duplicates) {
   if (text.size() > limits.bytes) throw_too_large(name, code, text.size(), limits);
   GuardedBuilder<Tree> builder(text, limits, duplicates);
-  const bool parsed = Tree::sax_parse(text.begin(), text.end(), &builder);
+  const bool parsed = Tree::sax_parse(text.begin(), text.end(), &builder, Tree::input_format_t::json, /*strict=*/true,
+                                      /*ignore_comments=*/limits.comments);
   if (!parsed)
     throw Error(code, "not acceptable as JSON: " + builder.failure(), name, "correct the file at that place");
   return builder.take();

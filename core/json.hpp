@@ -20,6 +20,7 @@ struct JsonLimits {
   uint64_t bytes = 16ull << 20;
   uint64_t values = 1'000'000;  // keys count as values
   int depth = 64;
+  bool comments = false;  // accept // and /* */, which JSON does not have
 };
 
 /// Parses one UTF-8 JSON text. `name` stands for the text in messages; `code` is the code of the errors thrown.

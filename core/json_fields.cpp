@@ -141,7 +141,7 @@ bool ObjectReader::has(std::string_view key) const {
 }
 
 const Json* ObjectReader::find(std::string_view key) {
-  known_.emplace_back(key);
+  if (std::find(known_.begin(), known_.end(), key) == known_.end()) known_.emplace_back(key);
   return has(key) ? &*object_->find(key) : nullptr;
 }
 
@@ -248,9 +248,11 @@ void ObjectReader::refuse_unknown(const std::vector<std::string>& elsewhere) {
     if (const std::string near = nearest_word(key, known_); !near.empty()) {
       hint = fmt::format("; did you mean \"{}\"?", near);
     } else {
+      std::vector<std::string> places;
       for (const std::string& other : elsewhere) {
-        if (other.ends_with("/" + key)) hint = fmt::format("; did you mean {}?", other);
+        if (other.ends_with("/" + key)) places.push_back(other);
       }
+      if (!places.empty()) hint = fmt::format("; did you mean {}?", fmt::join(places, " or "));
     }
     if (hint.empty()) hint = fmt::format("; known here: {}", fmt::join(known_, ", "));
     problem(key, "unknown key" + hint);

@@ -69,7 +69,7 @@ double learning_rate(const Config& config, int64_t step) {
   const double peak = config.optimizer.lr, floor = config.lr_schedule.min_lr;
   const auto warmup = static_cast<double>(config.lr_schedule.warmup_steps);
   const auto at = static_cast<double>(step);
-  if (at < warmup) return peak * (at + 1) / warmup;
+  if (at < warmup) return peak * (config.lr_schedule.warmup == WarmupRule::huggingface ? at : at + 1) / warmup;
   const double rest = static_cast<double>(config.steps) - warmup;
   const double progress = rest > 0 ? std::min(1.0, (at - warmup) / rest) : 1.0;
   switch (config.lr_schedule.type) {

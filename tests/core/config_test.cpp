@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
+#include <sstream>
 
 #include "core/error.hpp"
 
@@ -21,8 +23,9 @@ const char* const kEverything = R"({
   "data": {"train": ["a.bin", "b.bin"], "eval": ["e.bin"], "format": "llmc", "sequence_length": 512, "seed": 18446744073709551615},
   "batch": {"micro_batch_size": 4, "gradient_accumulation_steps": 8},
   "precision": {"compute": "bf16", "master": "split", "reduce": "fp32"},
-  "optimizer": {"type": "adamw", "lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1, "state": "fp32"},
-  "lr_schedule": {"type": "cosine", "warmup_steps": 10, "min_lr": 1e-5},
+  "optimizer": {"type": "adamw", "lr": 3e-4, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1, "decay": "matrices",
+    "state": "fp32"},
+  "lr_schedule": {"type": "cosine", "warmup_steps": 10, "warmup": "huggingface", "min_lr": 1e-5},
   "gradient_clipping": 0.5, "steps": 7,
   "device": {"kind": "host", "memory": "1.5GiB", "threads": 3},
   "tiers": {"host": {"memory": 12345}, "nvme": [{"path": "d1", "capacity": "2TiB"}, {"path": "d2"}], "io_engine": "threads"},
@@ -30,6 +33,7 @@ const char* const kEverything = R"({
   "schedule": {"accumulation": "horizontal", "update": "lazy", "prefetch": 3, "tile": "8MiB", "update_threads": 2},
   "sharding": {"strategy": "shard_grad_op"},
   "checkpoint": {"every": 50, "keep": 3},
+  "evaluation": {"every": 5, "samples": 6, "keep_best": true},
   "debug": {"random_delay_us": 100, "poison": true, "seed": 9}
 })";
 
@@ -53,6 +57,10 @@ TEST(Config, AMinimalFileHasTheDefaults) {
   EXPECT_EQ(config.device.memory_bytes, 8ull << 30);
   EXPECT_FALSE(config.placement.optimizer.has_value());
   EXPECT_FALSE(config.schedule.prefetch.has_value());
+  EXPECT_EQ(config.optimizer.decay, DecayTargets::all);
+  EXPECT_EQ(config.lr_schedule.warmup, WarmupRule::strata);
+  EXPECT_EQ(config.evaluation.every, 0);
+  EXPECT_FALSE(config.evaluation.keep_best);
 }
 
 TEST(Config, EveryKeyIsReadIntoItsPlace) {
@@ -63,6 +71,8 @@ TEST(Config, EveryKeyIsReadIntoItsPlace) {
   EXPECT_EQ(config.batch.gradient_accumulation_steps, 8);
   EXPECT_EQ(config.precision.master, MasterChoice::split);
   EXPECT_EQ(config.optimizer.beta2, 0.95);
+  EXPECT_EQ(config.optimizer.decay, DecayTargets::matrices);
+  EXPECT_EQ(config.lr_schedule.warmup, WarmupRule::huggingface);
   EXPECT_EQ(config.lr_schedule.type, ScheduleKind::cosine);
   EXPECT_EQ(config.device.memory_bytes, 3ull << 29);
   EXPECT_EQ(config.tiers.host_memory_bytes, 12345u);
@@ -75,6 +85,9 @@ TEST(Config, EveryKeyIsReadIntoItsPlace) {
   EXPECT_EQ(config.schedule.tile_bytes, 8ull << 20);
   EXPECT_EQ(config.sharding, ShardingStrategy::shard_grad_op);
   EXPECT_EQ(config.checkpoint.keep, 3);
+  EXPECT_EQ(config.evaluation.every, 5);
+  EXPECT_EQ(config.evaluation.samples, 6);
+  EXPECT_TRUE(config.evaluation.keep_best);
   EXPECT_TRUE(config.debug.poison);
 }
 
@@ -141,6 +154,11 @@ TEST(Config, EachKindOfWrongValueIsRefused) {
       {"schedule.prefetch=-1", "/schedule/prefetch"},
       {"schedule.tile=4KiB", "/schedule/tile: must be from 64 KiB"},
       {"checkpoint.keep=0", "/checkpoint/keep"},
+      {"evaluation.every=-1", "/evaluation/every: must be an integer from 0"},
+      {"evaluation.samples=1.5", "/evaluation/samples: must be an integer from 0"},
+      {"evaluation.keep_best=yes", "/evaluation/keep_best: must be true or false"},
+      {"optimizer.decay=norms", "/optimizer/decay: must be one of \"all\", \"matrices\""},
+      {"lr_schedule.warmup=hf", "/lr_schedule/warmup: must be one of"},
       {"debug.poison=1", "/debug/poison: must be true or false"},
       {"model=3", "/model: must be an object"},
   };
@@ -156,6 +174,10 @@ TEST(Config, ContradictionsAreRefused) {
   EXPECT_THAT(refusal_of_set({"placement.activations=nvme"}), HasSubstr("/placement/activations"));
   EXPECT_EQ(refusal_of_set({"placement.optimizer=nvme", "tiers.nvme=[{\"path\":\"d\"}]"}), "accepted");
   EXPECT_THAT(refusal_of_set({"tiers.nvme=[{\"path\":\"d\"},{\"path\":\"./d\"}]"}), HasSubstr("the same directory"));
+  for (const char* set : {"evaluation.every=1", "evaluation.samples=1", "evaluation.keep_best=true"}) {
+    EXPECT_THAT(refusal_of_set({set}), HasSubstr("needs evaluation files in /data/eval")) << set;
+    EXPECT_EQ(refusal_of_set({set, "data.eval=[\"e.bin\"]"}), "accepted") << set;
+  }
 #ifndef STRATA_WITH_CUDA
   EXPECT_THAT(refusal_of_set({"device.kind=cuda"}), HasSubstr("no CUDA device"));
 #endif
@@ -220,6 +242,45 @@ TEST(Config, AnOffloadThatIsNotBuiltIsListedWithTheOtherProblems) {
     EXPECT_THAT(refusal_of_set({"steps=0", std::string("placement.activations=") + place}),
                 AllOf(HasSubstr("2 problems"), HasSubstr("/placement/activations: \"" + std::string(place) + "\" is unsupported")));
   }
+}
+
+TEST(Config, AnUnknownKeyIsToldEachKnownNameOnce) {
+  const std::string message = refusal_of_set({"data.zzzzzzzzzzzz=1"});
+  EXPECT_THAT(message, HasSubstr("known here: train, eval, format, sequence_length, seed")) << message;
+  EXPECT_THAT(refusal_of_set({"zzzzzzzzzzzz=1"}), HasSubstr("tiers, placement, schedule, sharding, checkpoint, evaluation, debug"));
+  EXPECT_THAT(refusal_of_set({"every=1"}), HasSubstr("did you mean /checkpoint/every or /evaluation/every?"));
+}
+
+TEST(Config, CommentsAreAllowedInConfigurationsAlone) {
+  const Config config = parse_config("// first\n{\"model\": /* inside */ {\"path\": \"m//n\"}, // to the end\n"
+                                     "\"data\": {\"train\": [\"/*t*/\"]}}\n// last", "c.json");
+  EXPECT_EQ(config.model.path, "m//n");
+  EXPECT_EQ(config.data.train.at(0), "/*t*/");
+  EXPECT_THAT(refusal("{\n/* open"), HasSubstr("line 2"));
+  EXPECT_THAT(refusal("{\"steps\": 1 / 2}"), HasSubstr("line 1"));
+}
+
+TEST(Config, TheExampleIsTheDefaultsAndIsReadAsItIs) {
+  const std::string example = example_configuration();
+  Config expected;
+  expected.model.path = "path/to/model";
+  expected.data.train = {"path/to/tokens.bin"};
+  EXPECT_EQ(parse_config(example, "example").to_json(), expected.to_json());
+  std::istringstream lines(example);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 130u) << line;
+}
+
+TEST(Config, EveryKeyThatIsWrittenIsOnThePage) {
+  const std::string page = configuration_page();
+  for (const char* key : {"model.path", "data.train", "tiers.nvme.0.capacity", "placement.activations", "gradient_clipping", "steps",
+                          "evaluation.keep_best", "debug.poison"})
+    EXPECT_THAT(page, HasSubstr(std::string("| `") + key + "` | ")) << key;
+}
+
+TEST(Config, TheCommittedPageIsTheParsersOwnTable) {
+  std::ifstream in(STRATA_SOURCE_DIR "/docs/configuration.md");
+  const std::string committed{std::istreambuf_iterator<char>(in), {}};
+  EXPECT_EQ(committed, configuration_page()) << "write it again: build/strata train --keys > docs/configuration.md";
 }
 
 TEST(Config, ProblemsBeyondTheHundredthAreCounted) {

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
 #include "core/error.hpp"
 
 namespace strata::scheduler {
@@ -43,6 +47,37 @@ TEST(LearningRate, WarmsUpThenFollowsItsSchedule) {
   EXPECT_NEAR(learning_rate(config, 60), 0.55, 1e-12);
   config.lr_schedule.type = ScheduleKind::constant;
   EXPECT_DOUBLE_EQ(learning_rate(config, 60), 1.0);
+}
+
+/// The lambdas of get_{constant,linear,cosine}_schedule_with_warmup (transformers/optimization.py), of a step from 0.
+double huggingface_factor(ScheduleKind kind, double step, double warmup, double steps) {
+  if (step < warmup) return step / std::max(1.0, warmup);
+  const double progress = (step - warmup) / std::max(1.0, steps - warmup);
+  switch (kind) {
+    case ScheduleKind::constant: return 1.0;
+    case ScheduleKind::linear: return std::max(0.0, (steps - step) / std::max(1.0, steps - warmup));
+    case ScheduleKind::cosine: return std::max(0.0, 0.5 * (1.0 + std::cos(std::numbers::pi * 0.5 * 2.0 * progress)));
+  }
+  return -1;
+}
+
+TEST(LearningRate, IsHuggingFacesWhenAskedForAndOneStepAheadInWarmUpOtherwise) {
+  for (ScheduleKind kind : {ScheduleKind::constant, ScheduleKind::linear, ScheduleKind::cosine})
+    for (int64_t warmup : {0, 1, 7, 30}) {
+      Config config;
+      config.optimizer.lr = 3e-4;
+      config.steps = 30;
+      config.lr_schedule = {.type = kind, .warmup_steps = warmup, .warmup = WarmupRule::huggingface, .min_lr = 0};
+      Config own = config;
+      own.lr_schedule.warmup = WarmupRule::strata;
+      for (int64_t step = 0; step < config.steps; ++step) {
+        const double expected =
+            3e-4 * huggingface_factor(kind, static_cast<double>(step), static_cast<double>(warmup), static_cast<double>(config.steps));
+        EXPECT_NEAR(learning_rate(config, step), expected, 1e-18) << step << " of " << warmup;
+        const double warm = 3e-4 * static_cast<double>(step + 1) / static_cast<double>(std::max<int64_t>(warmup, 1));
+        EXPECT_NEAR(learning_rate(own, step), step < warmup ? warm : expected, 1e-18) << step << " of " << warmup;
+      }
+    }
 }
 
 TEST(LossScaler, HalvesAtOnceAndDoublesAfterTwoThousandFiniteSteps) {
