@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, AdamBits, testing::ValuesIn(all_formats()),
                          [](const auto& info) { return info.param.name(); });
 
 TEST_P(AdamBits, EverySizeOnEveryInstructionSetEqualsTheScalarReference) {
-  for (const uint64_t elements : {0, 1, 3, 7, 15, 16, 17, 63, 64, 65, 127, 191, 4096, 100001}) {
+  for (const uint64_t elements : {0, 1, 3, 7, 15, 16, 17, 63, 64, 65, 127, 128, 191, 192, 193, 256, 320, 4096, 100001}) {
     TileState initial(GetParam(), elements);
     initial.fill(kSeed + elements);
     TileState expected = initial;
