@@ -103,7 +103,7 @@ AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
   for (int attempt = 0; attempt < 16; ++attempt) {
     temporary_ = path_;
     temporary_ += fmt::format(".tmp-{:08x}", random());
-    descriptor_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    descriptor_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (descriptor_ >= 0) return;
     if (errno != EEXIST) break;
   }
@@ -157,6 +157,10 @@ void AtomicFile::finish() {
   ::close(std::exchange(descriptor_, -1));
   sync_directory(path_.parent_path());
 }
+
+PrivateFiles::PrivateFiles() : before_(::umask(0077)) {}
+
+PrivateFiles::~PrivateFiles() { ::umask(static_cast<mode_t>(before_)); }
 
 void write_file_atomically(const std::filesystem::path& path, const void* data, uint64_t bytes) {
   AtomicFile file(path);

@@ -32,7 +32,7 @@ class ReadOnlyFile {
 };
 
 /// A new file that appears under its name only when it is complete: written under a temporary name in the same
-/// directory, then synchronized and renamed by finish(). Destroyed before that, it leaves nothing behind.
+/// directory, then synchronized and renamed by finish(). Destroyed before that, it leaves nothing behind. Its mode follows the umask.
 class AtomicFile {
  public:
   /// Creates the temporary file. Throws io.
@@ -57,6 +57,19 @@ class AtomicFile {
 
   std::filesystem::path path_, temporary_;
   int descriptor_ = -1;
+};
+
+/// While one lives, every file that the process makes is of mode 0600 and every directory of 0700, whatever its umask; destroyed, it
+/// puts the umask back. The umask is the process's: make one before other threads make files.
+class PrivateFiles {
+ public:
+  PrivateFiles();
+  ~PrivateFiles();
+  PrivateFiles(const PrivateFiles&) = delete;
+  PrivateFiles& operator=(const PrivateFiles&) = delete;
+
+ private:
+  unsigned before_;
 };
 
 /// Writes a small file whole through AtomicFile.

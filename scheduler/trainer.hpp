@@ -36,7 +36,8 @@ struct TrainSummary {
 /// Trains to config.steps or until stopped, leaving a checkpoint. Everything that can be refused (budgets, model, data, directories)
 /// is refused before the first step, and before an earlier run's state is touched; only the weights' values (finite in the compute
 /// format) are looked at while they are loaded. A run that made progress is never started over
-/// unless `resume` is false: without whole state to continue, it is refused. Throws Error.
+/// unless `resume` is false: without whole state to continue, it is refused. What it makes is the user's alone (core/file.hpp,
+/// PrivateFiles). Throws Error.
 TrainSummary train(const TrainOptions& options);
 
 }  // namespace strata::scheduler

@@ -8,6 +8,7 @@
 #include "core/config.hpp"
 #include "core/error.hpp"
 #include "scheduler/checkpoint.hpp"
+#include "scheduler/run_marker.hpp"
 #include "tiers/lock.hpp"
 
 namespace strata::scheduler {
@@ -82,7 +83,7 @@ RunDirectory::RunDirectory(const fs::path& path) : path_(path) {
 RunDirectory::~RunDirectory() {
   if (!made_) return;
   std::error_code ignored;
-  fs::remove(path_ / tiers::kLockFileName, ignored);
+  for (const char* name : {kMarkerName, tiers::kLockFileName}) fs::remove(path_ / name, ignored);
   fs::remove(path_, ignored);
 }
 

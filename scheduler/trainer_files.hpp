@@ -9,7 +9,7 @@
 namespace strata::scheduler {
 
 /// Makes the run directory. Until keep() is called, its end removes the directory again if this made it and nothing but the lock file
-/// is in it: a refused run leaves nothing behind.
+/// and the marker is in it: a refused run leaves nothing behind.
 class RunDirectory {
  public:
   /// Throws io.

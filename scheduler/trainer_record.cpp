@@ -9,14 +9,24 @@
 
 namespace strata::scheduler {
 
+TrainerRecord TrainerRecord::with_state_of(const TrainerRecord& loaded) const {
+  TrainerRecord record = loaded;
+  record.run_id = run_id;
+  record.run_directory = run_directory;
+  record.model_path = model_path;
+  record.data_identity = data_identity;
+  return record;
+}
+
 std::string TrainerRecord::to_json() const {
-  const nlohmann::ordered_json json = {{"version", 1},
+  const nlohmann::ordered_json json = {{"version", 2},
                                        {"step", step},
                                        {"updates", updates},
                                        {"samples", samples},
                                        {"loss_scale", loss_scale},
                                        {"good_steps", good_steps},
                                        {"skipped_in_a_row", skipped_in_a_row},
+                                       {"run_id", run_id},
                                        {"run_directory", run_directory},
                                        {"model_path", model_path},
                                        {"data_identity", data_identity}};
@@ -26,7 +36,8 @@ std::string TrainerRecord::to_json() const {
 TrainerRecord TrainerRecord::from_json(const std::string& text, const std::string& name) {
   const Json json = parse_json(text, name, ErrorCode::data_corruption);
   try {
-    if (json.at("version").get<int>() != 1)
+    const int version = json.at("version").get<int>();
+    if (version != 1 && version != 2)
       throw Error(ErrorCode::data_corruption, "trainer record of an unknown version", name);
     TrainerRecord record;
     json.at("step").get_to(record.step);
@@ -35,6 +46,7 @@ TrainerRecord TrainerRecord::from_json(const std::string& text, const std::strin
     json.at("loss_scale").get_to(record.loss_scale);
     json.at("good_steps").get_to(record.good_steps);
     json.at("skipped_in_a_row").get_to(record.skipped_in_a_row);
+    if (version >= 2) json.at("run_id").get_to(record.run_id);
     json.at("run_directory").get_to(record.run_directory);
     json.at("model_path").get_to(record.model_path);
     json.at("data_identity").get_to(record.data_identity);

@@ -17,12 +17,17 @@ struct TrainerRecord {
   int64_t skipped_in_a_row = 0;
 
   // Whose state it is. Another run's store or another data order is refused, not continued.
-  std::string run_directory;
+  std::string run_id;         // of the run's marker (scheduler/run_marker.hpp); empty in records of version 1
+  std::string run_directory;  // where the run was when it wrote this
   std::string model_path;
   std::string data_identity;
 
+  /// This run's identity with the progress of a record that it continues.
+  TrainerRecord with_state_of(const TrainerRecord& loaded) const;
+
+  /// At most a few kilobytes: it is written with every commit of a store.
   std::string to_json() const;
-  /// `name` stands for the source in messages. Throws data_corruption.
+  /// Reads version 1, which has no run id, too. `name` stands for the source in messages. Throws data_corruption.
   static TrainerRecord from_json(const std::string& text, const std::string& name);
 };
 

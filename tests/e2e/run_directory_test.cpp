@@ -2,12 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "core/error.hpp"
 #include "scheduler/checkpoint.hpp"
+#include "scheduler/run_marker.hpp"
 #include "scheduler/runtime.hpp"
 #include "tests/scheduler/training_fixture.hpp"
 #include "tests/support/files.hpp"
@@ -139,6 +141,44 @@ TEST_F(RunDirectory, ADiskThatFillsInMidRunLeavesTheLastStateWhole) {
     const TrainSummary rest = run(path);
     EXPECT_GE(rest.resumed_from, in_store ? stopped_after - 1 : 7);
     EXPECT_EQ(rest.state_hash, whole) << (in_store ? "store" : "files");
+  }
+}
+
+TEST_F(RunDirectory, TheMarkerNamesTheRunInItsCheckpointsAndStaysWhatItIs) {
+  config_.checkpoint = {.every = 0, .keep = 1};
+  config_.steps = 1;
+  const TrainSummary first = run(directory_ / "run");
+  const std::string marker = read_file(directory_ / "run/run.json");
+  const std::string id = RunMarker::read(directory_ / "run")->run_id;
+  EXPECT_EQ(id.size(), 32u);
+  EXPECT_EQ(read_checkpoint_info(first.checkpoint).record.run_id, id);
+  config_.steps = 2;
+  EXPECT_EQ(read_checkpoint_info(run(directory_ / "run").checkpoint).record.run_id, id);
+  EXPECT_EQ(read_file(directory_ / "run/run.json"), marker);
+  config_.steps = 1;
+  run(directory_ / "other");
+  EXPECT_NE(RunMarker::read(directory_ / "other")->run_id, id);
+  for (const char* text : {"{", "[]", "{\"format\": 1}", "{\"format\": \"strata-run\", \"version\": 1, \"run_id\": \"../x\"}"}) {
+    write_file(directory_ / "run/run.json", text);
+    EXPECT_THAT(refusal(directory_ / "run"), HasSubstr((directory_ / "run/run.json").string())) << text;
+    EXPECT_EQ(read_file(directory_ / "run/run.json"), text);
+  }
+}
+
+TEST_F(RunDirectory, EverythingThatARunMakesIsItsUsersAloneWhateverTheUmask) {
+  config_.placement = {Tier::nvme, Tier::nvme, Tier::nvme, ActivationPolicy::recompute};
+  for (const bool in_store : {true, false}) {
+    if (!in_store) config_.placement = {Tier::device, Tier::device, Tier::device, ActivationPolicy::device};
+    const fs::path path = directory_ / (in_store ? "store-run" : "run");
+    const mode_t before = umask(0);
+    run(path);
+    EXPECT_EQ(umask(before), 0u) << "the umask was not put back";
+    std::vector<fs::path> paths = {path, directory_ / "nvme"};
+    for (const fs::path& root : {path, directory_ / "nvme"})
+      for (const auto& entry : fs::recursive_directory_iterator(root)) paths.push_back(entry.path());
+    for (const fs::path& one : paths)
+      EXPECT_EQ(fs::status(one).permissions(), fs::is_directory(one) ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_write)
+          << one;
   }
 }
 

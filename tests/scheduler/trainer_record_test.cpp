@@ -18,6 +18,7 @@ TEST(TrainerRecord, SurvivesItsJson) {
   record.samples = (uint64_t{1} << 40) + 3;
   record.loss_scale = 0x1p-20;
   record.good_steps = 7;
+  record.run_id = "0123456789abcdef0123456789abcdef";
   record.run_directory = "/a \"quoted\" place";
   record.model_path = "model";
   record.data_identity = "seed 1";
@@ -27,9 +28,34 @@ TEST(TrainerRecord, SurvivesItsJson) {
   EXPECT_EQ(back.loss_scale, record.loss_scale);
 }
 
+TEST(TrainerRecord, ReadsRecordsOfVersionOneWhichHaveNoRunId) {
+  const TrainerRecord record = TrainerRecord::from_json(
+      R"({"version":1,"step":4,"updates":3,"samples":16,"loss_scale":1.0,"good_steps":0,"skipped_in_a_row":0,)"
+      R"("run_directory":"/runs/a","model_path":"/models/m","data_identity":"seed 42 sequence 32 text.txt:60000"})", "test");
+  EXPECT_EQ(record.step, 4);
+  EXPECT_EQ(record.run_id, "");
+  EXPECT_EQ(record.run_directory, "/runs/a");
+  EXPECT_EQ(record.data_identity, "seed 42 sequence 32 text.txt:60000");
+}
+
+TEST(TrainerRecord, TakesTheProgressOfAnotherAndKeepsItsOwnIdentity) {
+  TrainerRecord ours, loaded;
+  ours.run_id = "ours";
+  ours.run_directory = "/moved/here";
+  loaded.run_id = "theirs";
+  loaded.run_directory = "/was/there";
+  loaded.step = 9;
+  loaded.samples = 36;
+  const TrainerRecord both = ours.with_state_of(loaded);
+  EXPECT_EQ(both.step, 9);
+  EXPECT_EQ(both.samples, 36u);
+  EXPECT_EQ(both.run_id, "ours");
+  EXPECT_EQ(both.run_directory, "/moved/here");
+}
+
 TEST(TrainerRecord, NamesWhatIsNotWhole) {
   EXPECT_THROW(TrainerRecord::from_json("{\"version\": 1}", "test"), Error);
-  EXPECT_THROW(TrainerRecord::from_json("{\"version\": 2}", "test"), Error);
+  EXPECT_THROW(TrainerRecord::from_json("{\"version\": 3}", "test"), Error);
   EXPECT_THROW(TrainerRecord::from_json("{", "test"), Error);
 }
 
