@@ -33,8 +33,7 @@ class Trainer {
  private:
   bool stop_requested() const { return options_.stop && options_.stop->load(); }
   std::filesystem::path checkpoints() const { return options_.run_directory / "checkpoints"; }
-  Runtime& runtime() { return *session_.runtime; }
-  const Runtime& runtime() const { return *session_.runtime; }
+  Runtime& runtime() const { return *session_.runtime; }
   const RunPlan& plan() const { return runtime().plan(); }
   int64_t first_step() const { return session_.record.step; }
 

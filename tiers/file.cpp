@@ -82,23 +82,62 @@ FileDescriptor make_anonymous_file(int directory, const std::filesystem::path& d
   throw system_error(errno, "make a scratch file", directory_path);
 }
 
+namespace {
+
+const char* kind_of_file(mode_t mode) {
+  return S_ISLNK(mode)    ? "a symbolic link"
+         : S_ISDIR(mode)  ? "a directory"
+         : S_ISFIFO(mode) ? "a named pipe"
+         : S_ISSOCK(mode) ? "a socket"
+                          : "a device";
+}
+
+/// Throws unless it is what a run of this user's would have made there.
+void check_own_file(const struct stat& status, Access access, const std::filesystem::path& path) {
+  if (!S_ISREG(status.st_mode)) {
+    throw Error(ErrorCode::invalid_data, fmt::format("{} has the name of a file of the run's: it is not a regular file", kind_of_file(status.st_mode)),
+                path.string(), "move it away, or use another directory");
+  }
+  if (status.st_uid != geteuid() && status.st_uid != 0 && geteuid() != 0) {
+    throw Error(ErrorCode::io, fmt::format("the file belongs to another user (id {})", status.st_uid), path.string(),
+                "use a directory of your own");
+  }
+  if (access == Access::read_write && status.st_nlink > 1) {
+    throw Error(ErrorCode::invalid_data,
+                fmt::format("the file has {} names (hard links): what is written to it would change the others, too", status.st_nlink),
+                path.string(), "put a copy of it in its place, or use another directory");
+  }
+}
+
+}  // namespace
+
 FileDescriptor open_file(int directory, const std::string& name, Access access, const std::filesystem::path& directory_path) {
-  const int flags = (access == Access::read_only ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+  const auto path = directory_path / name;
+  struct stat status {};
+  // Looked at before it is opened: opening alone makes some devices act.
+  if (fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) check_own_file(status, access, path);
+  const int flags = (access == Access::read_only ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   FileDescriptor file(openat(directory, name.c_str(), flags));
   if (!file) {
     if (errno == ENOENT) return file;
-    throw system_error(errno, "open the file", directory_path / name);
+    throw system_error(errno, "open the file", path);
   }
-  struct stat status {};
-  if (fstat(file.get(), &status) != 0) throw system_error(errno, "examine the file", directory_path / name);
-  if (!S_ISREG(status.st_mode)) {
-    throw Error(ErrorCode::invalid_data, "it is not a regular file", (directory_path / name).string(), "remove it");
-  }
-  if (status.st_uid != geteuid() && status.st_uid != 0 && geteuid() != 0) {
-    throw Error(ErrorCode::io, fmt::format("the file belongs to another user (id {})", status.st_uid),
-                (directory_path / name).string(), "use a directory of your own");
-  }
+  if (fstat(file.get(), &status) != 0) throw system_error(errno, "examine the file", path);
+  check_own_file(status, access, path);
   return file;
+}
+
+FileDescriptor open_or_make_file(int directory, const std::string& name, const std::filesystem::path& directory_path) {
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    FileDescriptor file = open_file(directory, name, Access::read_write, directory_path);
+    if (!file) file = FileDescriptor(openat(directory, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+    if (!file && errno == EEXIST) continue;  // made by another process in between
+    if (!file) break;
+    // The umask may have taken bits away, and an older file may have more of them.
+    if (fchmod(file.get(), 0600) != 0) throw system_error(errno, "set the mode of the file", directory_path / name);
+    return file;
+  }
+  throw system_error(errno, "make the file", directory_path / name);
 }
 
 bool preallocate(int file, uint64_t bytes, const std::filesystem::path& path) {

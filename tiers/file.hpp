@@ -51,8 +51,11 @@ enum class Access { read_only, read_write };
 FileDescriptor make_file(int directory, const std::string& name, const std::filesystem::path& directory_path);
 /// A file that no name leads to and that is gone when it is closed, however the process ends.
 FileDescriptor make_anonymous_file(int directory, const std::filesystem::path& directory_path);
-/// Opens a regular file of this user's (or root's), not through a link. An absent one gives an empty descriptor.
+/// Opens a regular file of this user's (or root's), not through a link; what is written must have no second name (hard link), which
+/// would be changed with it. Never waits, whatever has the name. An absent one gives an empty descriptor. Throws io, invalid_data.
 FileDescriptor open_file(int directory, const std::string& name, Access access, const std::filesystem::path& directory_path);
+/// The same for reading and writing, of mode 0600 from then on; an absent one is made.
+FileDescriptor open_or_make_file(int directory, const std::string& name, const std::filesystem::path& directory_path);
 
 /// Reserves `bytes` on disk. False when the file system cannot reserve and the file was only made that long.
 bool preallocate(int file, uint64_t bytes, const std::filesystem::path& path);

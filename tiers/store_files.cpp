@@ -29,6 +29,24 @@ void refuse_repeated(const std::vector<DirectoryFiles>& directories) {
   }
 }
 
+/// For as long as the files are open: a store is not shared under another directory or without its lock file either.
+void lock_open_files(const std::vector<DirectoryFiles>& directories, LockKind kind) {
+  for (const auto& directory : directories) {
+    if (directory.state) lock_file(directory.state.get(), kind, directory.path / kStateFileName);
+    if (directory.commit) lock_file(directory.commit.get(), kind, directory.path / kCommitFileName);
+  }
+}
+
+/// The files that create() is about to replace must be files of a store that nobody uses.
+void refuse_used_files(const std::vector<DirectoryFiles>& directories) {
+  for (const auto& directory : directories) {
+    for (const char* name : {kStateFileName, kCommitFileName}) {
+      const FileDescriptor file = open_file(directory.handle.get(), name, Access::read_write, directory.path);
+      if (file) lock_file(file.get(), LockKind::run, directory.path / name);
+    }
+  }
+}
+
 /// What removing the present store would give back.
 uint64_t bytes_freed_by_replacing(const DirectoryFiles& directory) {
   uint64_t bytes = 0;
@@ -226,6 +244,7 @@ StoreFiles make_store_files(const StoreOptions& options) {
   for (auto& directory : files.directories) {
     directory.lock = std::make_unique<DirectoryLock>(directory.handle.get(), directory.path, DirectoryLock::Kind::run);
   }
+  refuse_used_files(files.directories);
   check_free_space(files.directories, needed, true);
 
   // Without its commit file the old store is gone; only then may its data go.
@@ -246,6 +265,7 @@ StoreFiles make_store_files(const StoreOptions& options) {
   }
   files.record.extents.resize(options.state.size());
   make_commit_file(files.directories[0], files.table, files.record);
+  lock_open_files(files.directories, LockKind::run);
   finish_opening(files);
   cleanup.finish();
   return files;
@@ -270,6 +290,7 @@ StoreFiles open_store_files(const StoreOptions& options) {
   for (size_t i = 0; i < files.directories.size(); ++i) {
     make_scratch_file(files.directories[i], files.layout.scratch_file_bytes[i]);
   }
+  lock_open_files(files.directories, LockKind::run);
   finish_opening(files);
   return files;
 }
@@ -291,6 +312,7 @@ StoreFiles open_store_files_read_only(const std::vector<std::filesystem::path>& 
   files.layout.state_file_bytes = files.table.state_file_bytes;
   files.layout.scratch_file_bytes.resize(directories.size());
   files.layout.commit_file_bytes = files.table.commit_file_bytes();
+  lock_open_files(files.directories, LockKind::reader);
   finish_opening(files);
   return files;
 }

@@ -21,7 +21,9 @@ namespace {
 using testing::error_of;
 using testing::Part;
 using testing::pattern;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr uint64_t kBytes[] = {1, 4096, 5000, (1u << 20) + 511, 3u << 20};
 
@@ -339,8 +341,59 @@ TEST_F(NvmeStoreTest, PlantedLinksAreNotFollowed) {
   std::filesystem::create_symlink(victim, path() / kStateFileName);
   std::filesystem::create_symlink(victim, path() / kCommitFileName);
   EXPECT_THROW(NvmeStore::has_commit({path()}), Error);
-  write_generation(*NvmeStore::create(options_), options_, 1);  // replaces the links themselves
+  EXPECT_THAT(error_of([&] { NvmeStore::create(options_); }).what(), HasSubstr("symbolic link"));
   EXPECT_EQ(content(), "precious");
+}
+
+TEST_F(NvmeStoreTest, WhatHasTheNameOfAFileOfTheStoreAndIsNoneIsRefusedAndLeftAlone) {
+  const auto victim = directory_.path() / "victim";
+  write_file(victim, "precious");
+  std::filesystem::create_directory(path());
+  for (const char* name : {kLockFileName, kStateFileName, kCommitFileName}) {
+    const auto planted = path() / name;
+    std::filesystem::create_hard_link(victim, planted);
+    EXPECT_THAT(error_of([&] { NvmeStore::create(options_); }).what(), AllOf(HasSubstr("hard links"), HasSubstr(planted.string())));
+    EXPECT_EQ(read_file(victim), "precious");
+    std::filesystem::remove(planted);
+    ASSERT_EQ(mkfifo(planted.c_str(), 0600), 0);  // without a care, opening it waits for ever
+    EXPECT_THAT(error_of([&] { NvmeStore::create(options_); }).what(), AllOf(HasSubstr("named pipe"), HasSubstr(planted.string())));
+    std::filesystem::remove(planted);
+    std::filesystem::create_directory(planted);
+    EXPECT_THAT(error_of([&] { NvmeStore::create(options_); }).what(), AllOf(HasSubstr("directory"), HasSubstr(planted.string())));
+    std::filesystem::remove(planted);
+  }
+  write_generation(*NvmeStore::create(options_), options_, 1);
+  std::filesystem::create_hard_link(path() / kStateFileName, directory_.path() / "backup");
+  EXPECT_THAT(error_of([&] { NvmeStore::open(options_); }).what(), HasSubstr("hard links"));
+}
+
+TEST_F(NvmeStoreTest, RemovingTheLockFileLetsNoSecondRunIn) {
+  const auto store = NvmeStore::create(options_);
+  write_generation(*store, options_, 1);
+  store->commit("step 1");
+  std::filesystem::remove(path() / kLockFileName);
+  const auto second = error_of([&] { NvmeStore::open(options_); });
+  EXPECT_EQ(second.code(), ErrorCode::busy);
+  EXPECT_THAT(second.message(), HasSubstr("lock file was removed"));
+  EXPECT_EQ(error_of([&] { NvmeStore::create(options_); }).code(), ErrorCode::busy);
+  // Nor do the files alone, moved to a directory that nobody holds.
+  auto elsewhere = options_;
+  elsewhere.directories[0].path = directory_.path() / "elsewhere";
+  std::filesystem::create_directory(elsewhere.directories[0].path);
+  for (const char* name : {kStateFileName, kCommitFileName})
+    std::filesystem::rename(path() / name, elsewhere.directories[0].path / name);
+  EXPECT_EQ(error_of([&] { NvmeStore::open(elsewhere); }).code(), ErrorCode::busy);
+  EXPECT_EQ(error_of([&] { NvmeStore::create(elsewhere); }).code(), ErrorCode::busy);
+  EXPECT_TRUE(std::filesystem::exists(elsewhere.directories[0].path / kStateFileName));
+}
+
+TEST_F(NvmeStoreTest, TheLockFileNamesNobodyOnceItIsGivenBackAndNeverTheReaderItself) {
+  auto store = NvmeStore::create(options_);
+  const std::string own = std::to_string(getpid());
+  EXPECT_THAT(read_file(path() / kLockFileName), HasSubstr(own));
+  EXPECT_THAT(error_of([&] { NvmeStore::create(options_); }).message(), AllOf(HasSubstr("this run itself by another path"), Not(HasSubstr(own))));
+  store.reset();
+  EXPECT_EQ(read_file(path() / kLockFileName), "");
 }
 
 TEST_F(NvmeStoreTest, TheCapacityIsKeptAndTheRefusalSaysWhatIsMissing) {
