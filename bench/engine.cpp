@@ -8,7 +8,6 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <oneapi/dnnl/dnnl.hpp>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "core/model.hpp"
 #include "gpu/engine.hpp"
 #include "gpu/host/host_device.hpp"
+#include "gpu/host/onednn.hpp"
 
 namespace strata::gpu {
 namespace {
@@ -169,7 +169,7 @@ class PackedPeak {
       const auto type = dtype == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16;
       const memory::desc a({kRows, kDepth}, type, memory::format_tag::ab), b({kDepth, kColumns}, type, memory::format_tag::any),
           c({kRows, kColumns}, type, memory::format_tag::ab);
-      const dnnl::matmul::primitive_desc plan(dnnl::matmul::desc(a, b, c), engine_);
+      const auto plan = plan_matmul(engine_, a, b, {}, c, {});
       product_ = dnnl::matmul(plan);
       for (const auto& [argument, desc] : {std::pair{DNNL_ARG_SRC, plan.src_desc()}, std::pair{DNNL_ARG_WEIGHTS, plan.weights_desc()},
                                            std::pair{DNNL_ARG_DST, plan.dst_desc()}}) {

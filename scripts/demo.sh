@@ -1,21 +1,28 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and trains a small Llama-shaped model whose training state does not fit the memory it is given:
-# the rest lives on disk. Ends with what was where and what was proved.
-# Usage: scripts/demo.sh [--no-setup] [--steps N]
+# the rest lives on disk. Ends with what was where and what was proved, within three minutes after the build: on a slow machine with
+# fewer steps, or with a smaller model, and it says so.
+# Usage: scripts/demo.sh [--no-setup] [--steps N]      --steps N trains the full model for N steps, however long that takes
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/demo_size.sh
+source scripts/demo_size.sh
 
 setup=1
-steps=100
+forced_steps=
 while [[ $# -gt 0 ]]; do
   case $1 in
     --no-setup) setup=0 ;;
     --steps)
-      steps=${2:?--steps needs a number}
+      forced_steps=${2:?--steps needs a number}
+      if [[ ! $forced_steps =~ ^[1-9][0-9]*$ ]]; then
+        echo "demo: --steps needs a number from 1 on, not '$forced_steps'" >&2
+        exit 2
+      fi
       shift
       ;;
     -h | --help)
-      sed -n '2,4s/^# //p' "$0"
+      sed -n '2,5s/^# //p' "$0"
       exit 0
       ;;
     *)
@@ -35,6 +42,25 @@ demo=build/demo
 strata=build/strata
 rm -rf "$demo"
 mkdir -p "$demo"
+begin=$SECONDS
+
+# value FILE KEY: of the "key value" lines that strata prints.
+value() { awk -v key="$2" '$1 == key { print $2 }' "$1"; }
+# quietly COMMAND...: shows what it said only when it fails.
+quietly() {
+  "$@" 2>"$demo/said.txt" || {
+    cat "$demo/said.txt" >&2
+    return 1
+  }
+}
+# use_model full|small: makes its model directory and sets the configuration, and device memory that holds all of its state.
+use_model() {
+  local prefix=
+  if [[ $1 == small ]]; then prefix=small-; fi
+  config=examples/demo/${prefix}config.json
+  rm -rf "$demo/model"
+  quietly "$strata" init "examples/demo/${prefix}model.json" "$demo/model" --seed 1
+}
 
 echo
 echo "== The text: this project's own sources and documents"
@@ -42,29 +68,75 @@ find README.md docs core cpu_adam gpu tiers scheduler cli tests \
   \( -name '*.md' -o -name '*.hpp' -o -name '*.cpp' \) -type f -print0 | sort -z | xargs -0 cat >"$demo/text.txt"
 echo "$(wc -c <"$demo/text.txt") bytes in $demo/text.txt"
 
-echo
-echo "== The model: random weights for examples/demo/model.json"
-"$strata" init examples/demo/model.json "$demo/model" --seed 1
+if [[ -n $forced_steps ]]; then
+  size=full proof_steps=5
+else
+  echo
+  echo "== How fast is this machine: two steps of a small model"
+  use_model small >"$demo/init.txt"
+  quietly "$strata" train "$config" --set steps=2 --set 'tiers.nvme=[{"path": "build/demo/nvme-probe", "capacity": "2GiB"}]' \
+    --run-dir "$demo/probe" >"$demo/probe.txt"
+  probe_seconds=$(demo_step_seconds "$demo/probe/metrics.jsonl")
+  read -r size proof_steps <<<"$(demo_choose "$probe_seconds")"
+  echo "$probe_seconds s a step"
+  if [[ $size == small ]]; then
+    echo "The demo's model of 27M parameters would take too long here, so the small one (4.6M) is trained, with budgets in proportion"
+  fi
+fi
 
 echo
-echo "== Training with 136 MiB of device and 56 MiB of host memory, the rest on disk"
-"$strata" train examples/demo/config.json --set steps="$steps" --run-dir "$demo/run" | tee "$demo/result.txt"
+echo "== The model: random weights"
+use_model "$size"
 
 echo
-echo "== The same first 5 steps twice: as above, and with all state on the device; every bit must be equal"
+echo "== $proof_steps steps twice: on three tiers, and with all state on the device; every bit must be equal"
 # The step count shapes the learning rate, so both runs share it.
-"$strata" train examples/demo/config.json --set steps=5 --set 'tiers.nvme=[{"path": "build/demo/nvme-5", "capacity": "2GiB"}]' \
-  --run-dir "$demo/tiered" --state-hash 2>/dev/null >"$demo/tiered.txt"
-"$strata" train examples/demo/config.json --set steps=5 --set device.memory=4GiB --set tiers.nvme='[]' \
+quietly "$strata" train "$config" --set steps="$proof_steps" \
+  --set 'tiers.nvme=[{"path": "build/demo/nvme-proof", "capacity": "2GiB"}]' \
+  --run-dir "$demo/tiered" --state-hash >"$demo/tiered.txt"
+quietly "$strata" train "$config" --set steps="$proof_steps" --set device.memory=1GiB --set tiers.nvme='[]' \
   --set 'placement={"parameters":"device","gradients":"device","optimizer":"device"}' \
-  --run-dir "$demo/device" --state-hash 2>/dev/null >"$demo/device.txt"
-value() { awk -v key="$2" '$1 == key { print $2 }' "$1"; }
+  --run-dir "$demo/device" --state-hash >"$demo/device.txt"
 tiered=$(value "$demo/tiered.txt" state_hash)
 device=$(value "$demo/device.txt" state_hash)
 echo "tiers   $tiered"
 echo "device  $device"
 if [[ -z $tiered || $tiered != "$device" ]]; then
   echo "demo: placement changed the numbers; this is a defect" >&2
+  exit 1
+fi
+
+budgets=$(sed -n 's/.*"device":.*"memory": "\([^"]*\)".*/\1 of device/p; s/.*"host": {"memory": "\([^"]*\)".*/ and \1 of host/p' "$config" | tr -d '\n')
+steps=${forced_steps:-$demo_most_steps}
+stop_after=()
+if [[ -z $forced_steps ]]; then
+  step_seconds=$(demo_step_seconds "$demo/tiered/metrics.jsonl")
+  elapsed=$((SECONDS - begin))
+  # What follows the steps reads and writes the state a few times, as the runs until now did at their start and end.
+  after=$((elapsed / 6 + 5))
+  left=$((demo_limit - elapsed - after))
+  left=$((left > 5 ? left : 5))
+  steps=$(demo_steps "$left" "$step_seconds")
+  stop_after=(timeout --foreground --signal=TERM "$left")
+fi
+echo
+echo "== Training with $budgets memory, the rest on disk"
+if [[ $steps -lt $demo_most_steps && -z $forced_steps ]]; then
+  echo "$steps of $demo_most_steps steps, since a step takes $step_seconds s here"
+fi
+warmup=$((steps >= 10 ? steps / 10 : 1))
+status=0
+"${stop_after[@]}" "$strata" train "$config" --set steps="$steps" --set lr_schedule.warmup_steps="$warmup" --run-dir "$demo/run" |
+  tee "$demo/result.txt" || status=${PIPESTATUS[0]}
+if [[ $status -eq 124 ]]; then
+  echo "Ended before step $steps, since the steps became slower than those that were measured; the state of the last one is on disk"
+elif [[ $status -ne 0 ]]; then
+  exit "$status"
+fi
+steps_done=$(value "$demo/result.txt" steps)
+first_loss=$(value "$demo/result.txt" first_loss) last_loss=$(value "$demo/result.txt" last_loss)
+if [[ $steps_done -ge 8 ]] && ! awk -v first="$first_loss" -v last="$last_loss" 'BEGIN { exit !(last < first) }'; then
+  echo "demo: the loss did not fall (from $first_loss to $last_loss in $steps_done steps); this is a defect" >&2
   exit 1
 fi
 
@@ -75,9 +147,9 @@ echo "== What the run left on disk is whole, and leaves as a Hugging Face model"
 
 echo
 echo "== What was where"
-"$strata" plan examples/demo/config.json --set steps="$steps"
-echo "== What was proved"
-echo "- loss fell from $(value "$demo/result.txt" first_loss) to $(value "$demo/result.txt" last_loss) in $steps steps"
+"$strata" plan "$config" --set steps="$steps" --set lr_schedule.warmup_steps="$warmup"
+echo "== What was proved, in $((SECONDS - begin)) s"
+echo "- loss went from $first_loss to $last_loss in $steps_done steps"
 echo "- the state did not fit the device and host budgets together; the rest was on disk, moved and updated every step"
-echo "- 5 steps with the state on three tiers and 5 steps with it all on the device end in the same bits (hash above)"
+echo "- $proof_steps steps with the state on three tiers and $proof_steps steps with it all on the device end in the same bits (hash above)"
 echo "- every checksum of the final state on disk was read back and is right; $demo/export is a Hugging Face directory"

@@ -2,13 +2,12 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <oneapi/dnnl/dnnl.hpp>
-#include <optional>
 #include <unordered_map>
 
 #include "gpu/host/host_device.hpp"
 #include "gpu/host/matrix_kernels_convert.hpp"
 #include "gpu/host/matrix_kernels_pack.hpp"
+#include "gpu/host/onednn.hpp"
 #include "gpu/matrix_kernels.hpp"
 
 namespace strata::gpu {
@@ -29,17 +28,6 @@ class PlanningThreads {
   int before_;
 };
 
-/// Whether this processor multiplies the dtype itself; otherwise products go through fp32.
-bool multiplies(DType dtype) {
-  if (dtype == DType::f32) return true;
-  if (dtype == DType::f16) return false;
-  const auto isa = dnnl::get_effective_cpu_isa();
-  return isa == dnnl::cpu_isa::avx512_core_bf16 || isa == dnnl::cpu_isa::avx512_core_amx;
-}
-
-memory::desc matrix(int64_t rows, int64_t columns, DType dtype, memory::format_tag layout) {
-  return memory::desc({rows, columns}, dtype == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16, layout);
-}
 constexpr auto kRowMajor = memory::format_tag::ab;
 constexpr auto kColumnMajor = memory::format_tag::ba;  // a view of a matrix stored as its transpose
 constexpr auto kAnyLayout = memory::format_tag::any;
@@ -73,8 +61,7 @@ class Product {
     if (addend == Addend::residual) epilogue.append_binary(dnnl::algorithm::binary_add, c);
     if (addend == Addend::destination) epilogue.append_sum(1.0f);
     if (addend != Addend::none) attributes.set_post_ops(epilogue);
-    const bool has_bias = !bias.is_zero();
-    plan_ = matmul::primitive_desc(has_bias ? matmul::desc(a, b, bias, c) : matmul::desc(a, b, c), attributes, engine);
+    plan_ = plan_matmul(engine, a, b, bias, c, attributes);
     product_ = matmul(plan_);
   }
 
@@ -100,56 +87,6 @@ class Product {
   matmul product_;
 };
 
-/// The panels that a blocked layout of oneDNN stands for, when it is of that kind: [columns / n][depth / 16][16][n] and, of bf16,
-/// [columns / n][depth / 32][16][n][2].
-std::optional<PanelLayout> panels_of(const memory::desc& desc) {
-  const dnnl_memory_desc_t& d = desc.data;
-  const dnnl_blocking_desc_t& blocking = d.format_desc.blocking;
-  if (d.format_kind != dnnl_blocked || d.ndims != 2 || d.offset0 != 0 || d.extra.flags != dnnl_memory_extra_flag_none) return {};
-  PanelLayout layout;
-  layout.dtype = d.data_type == dnnl_f32 ? DType::f32 : DType::bf16;
-  const int pairs = layout.dtype == DType::f32 ? 1 : 2, blocks = layout.dtype == DType::f32 ? 2 : 3;
-  if (blocking.inner_nblks != blocks || blocking.inner_idxs[0] != 0 || blocking.inner_idxs[1] != 1) return {};
-  if (pairs == 2 && (blocking.inner_idxs[2] != 0 || blocking.inner_blks[2] != 2)) return {};
-  layout.depth = d.dims[0];
-  layout.padded_depth = d.padded_dims[0];
-  layout.columns = d.dims[1];
-  layout.panel_columns = blocking.inner_blks[1];
-  const bool deep_panels = blocking.strides[0] == blocking.inner_blks[0] * pairs * layout.panel_columns &&
-                           blocking.strides[1] == layout.padded_depth * layout.panel_columns;
-  if (!deep_panels || d.padded_dims[1] != layout.panels() * layout.panel_columns) return {};
-  return layout;
-}
-
-/// A copy of a plain matrix into the layout that a product wants, planned: by our packing where we know the layout.
-class Repacking {
- public:
-  Repacking() = default;
-  Repacking(const dnnl::engine& engine, const memory::desc& from, const memory::desc& to, PlainOrder order)
-      : from_(from), to_(to), order_(order), panels_(panels_of(to)) {
-    if (panels_) return;
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const dnnl::reorder::primitive_desc plan(engine, from, engine, to, attributes);
-    STRATA_CHECK(plan.scratchpad_desc().get_size() == 0, "a copy of {} bytes needs scratch", from.get_size());
-    reorder_ = dnnl::reorder(plan);
-  }
-  uint64_t bytes() const { return to_.get_size(); }
-
-  void operator()(const dnnl::engine& engine, dnnl::stream& stream, const void* from, void* to) const {
-    if (panels_) return pack_panels(*panels_, order_, from, to);
-    memory source(from_, engine, const_cast<void*>(from)), target(to_, engine, to);
-    reorder_.execute(stream, source, target);
-    stream.wait();
-  }
-
- private:
-  memory::desc from_, to_;
-  PlainOrder order_ = PlainOrder::rows;
-  std::optional<PanelLayout> panels_;
-  dnnl::reorder reorder_;
-};
-
 /// Of a transposed left factor: more is left to oneDNN, which transposes it piece by piece in the cache, some percent slower.
 constexpr uint64_t kTransposedBytes = 16 << 20;
 
@@ -173,8 +110,8 @@ class HostLinear final : public Linear {
                  spec.tokens, spec.inputs, spec.outputs);
     STRATA_CHECK(spec.output_dtype == spec.dtype || spec.output_dtype == DType::f32, "output dtype {}", to_string(spec.output_dtype));
     const PlanningThreads planning(threads);
-    const auto forward_layout = widened_ ? forward_plain() : matrix(spec.inputs, spec.outputs, inner_, kAnyLayout);
-    const auto backward_layout = widened_ ? backward_plain() : matrix(spec.outputs, spec.inputs, inner_, kAnyLayout);
+    const auto forward_layout = widened_ ? forward_plain() : matrix_desc(spec.inputs, spec.outputs, inner_, kAnyLayout);
+    const auto backward_layout = widened_ ? backward_plain() : matrix_desc(spec.outputs, spec.inputs, inner_, kAnyLayout);
     main_ = plan(spec.tokens, forward_layout, backward_layout);
     forward_weights_ = main_.forward.right();
     if (!spec.forward_only) backward_weights_ = main_.backward.right();
@@ -183,12 +120,12 @@ class HostLinear final : public Linear {
     backward_packs_ = !widened_ && !spec.forward_only && backward_weights_ != backward_plain();
     const bool output_major = spec.order == WeightOrder::output_major;
     if (forward_packs_) {
-      pack_forward_ =
-          Repacking(engine_, forward_plain(), forward_weights_, output_major ? PlainOrder::transposed : PlainOrder::rows);
+      pack_forward_ = Repacking(engine_, spec.inputs, spec.outputs, inner_, output_major ? PlainOrder::transposed : PlainOrder::rows,
+                                forward_weights_);
     }
     if (backward_packs_) {
-      pack_backward_ =
-          Repacking(engine_, backward_plain(), backward_weights_, output_major ? PlainOrder::rows : PlainOrder::transposed);
+      pack_backward_ = Repacking(engine_, spec.outputs, spec.inputs, inner_, output_major ? PlainOrder::rows : PlainOrder::transposed,
+                                 backward_weights_);
     }
     plan_workspace();
   }
@@ -277,10 +214,10 @@ class HostLinear final : public Linear {
 
  private:
   memory::desc forward_plain() const {
-    return matrix(spec_.inputs, spec_.outputs, inner_, spec_.order == WeightOrder::output_major ? kColumnMajor : kRowMajor);
+    return matrix_desc(spec_.inputs, spec_.outputs, inner_, spec_.order == WeightOrder::output_major ? kColumnMajor : kRowMajor);
   }
   memory::desc backward_plain() const {
-    return matrix(spec_.outputs, spec_.inputs, inner_, spec_.order == WeightOrder::output_major ? kRowMajor : kColumnMajor);
+    return matrix_desc(spec_.outputs, spec_.inputs, inner_, spec_.order == WeightOrder::output_major ? kRowMajor : kColumnMajor);
   }
 
   /// Of the transposed left factor of a weight gradient; 0 where it is left as it is.
@@ -295,24 +232,24 @@ class HostLinear final : public Linear {
     const DType result = widened_ ? DType::f32 : spec_.output_dtype;
     // Widened, the residual is converted into the destination first.
     const Addend addend = !spec_.residual ? Addend::none : widened_ ? Addend::destination : Addend::residual;
-    const auto bias = spec_.bias ? matrix(1, outputs, inner_, kRowMajor) : memory::desc();
+    const auto bias = spec_.bias ? matrix_desc(1, outputs, inner_, kRowMajor) : memory::desc();
     Products products;
     products.tokens = tokens;
-    products.forward = Product(engine_, matrix(tokens, inputs, inner_, kRowMajor), forward_layout,
-                               matrix(tokens, outputs, result, kRowMajor), addend, bias);
+    products.forward = Product(engine_, matrix_desc(tokens, inputs, inner_, kRowMajor), forward_layout,
+                               matrix_desc(tokens, outputs, result, kRowMajor), addend, bias);
     if (spec_.forward_only) return products;
-    products.backward = Product(engine_, matrix(tokens, outputs, inner_, kRowMajor), backward_layout,
-                                matrix(tokens, inputs, inner_, kRowMajor), Addend::none);
+    products.backward = Product(engine_, matrix_desc(tokens, outputs, inner_, kRowMajor), backward_layout,
+                                matrix_desc(tokens, inputs, inner_, kRowMajor), Addend::none);
     const bool output_major = spec_.order == WeightOrder::output_major;
     const int64_t rows = output_major ? outputs : inputs, columns = output_major ? inputs : outputs;
     products.transposes_left = left_bytes(tokens) > 0;
-    const auto left = matrix(rows, tokens, inner_, products.transposes_left ? kRowMajor : kColumnMajor), right = matrix(tokens, columns, inner_, kRowMajor);
-    const auto gradient = matrix(rows, columns, DType::f32, kRowMajor);
-    products.weight_add = Product(engine_, left, matrix(tokens, columns, inner_, kAnyLayout), gradient, Addend::destination);
+    const auto left = matrix_desc(rows, tokens, inner_, products.transposes_left ? kRowMajor : kColumnMajor), right = matrix_desc(tokens, columns, inner_, kRowMajor);
+    const auto gradient = matrix_desc(rows, columns, DType::f32, kRowMajor);
+    products.weight_add = Product(engine_, left, matrix_desc(tokens, columns, inner_, kAnyLayout), gradient, Addend::destination);
     const memory::desc packed = products.weight_add.right();
     products.weight_first = Product(engine_, left, packed, gradient, Addend::none);
     products.packs_right = packed != right;
-    if (products.packs_right) products.pack_right = Repacking(engine_, right, packed, PlainOrder::rows);
+    if (products.packs_right) products.pack_right = Repacking(engine_, tokens, columns, inner_, PlainOrder::rows, packed);
     return products;
   }
 

@@ -8,7 +8,8 @@
 #include "gpu/kernels/activation-inl.hpp"
 #include "gpu/kernels/one_lane-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 using row_ranges::Activate;
 using row_ranges::ActivateGated;
 using row_ranges::Range;
@@ -54,7 +55,8 @@ void gated_activation_backward_range(const ActivateGated& a, Range rows) {
   });
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 
 #if HWY_ONCE
 namespace strata::gpu::kernels {

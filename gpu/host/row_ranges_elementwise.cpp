@@ -9,7 +9,8 @@
 #include "gpu/kernels/elementwise-inl.hpp"
 #include "gpu/kernels/one_lane-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 using row_ranges::Range;
 
 void rope_range(const row_ranges::Rope& rope, Range rows) {
@@ -77,7 +78,8 @@ void sum_squares_range(const row_ranges::SumSquares& sum, Range blocks) {
   });
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 
 #if HWY_ONCE
 namespace strata::gpu::kernels {

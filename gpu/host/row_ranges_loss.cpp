@@ -8,7 +8,8 @@
 #include "gpu/kernels/loss-inl.hpp"
 #include "gpu/kernels/one_lane-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 
 void cross_entropy_range(const row_ranges::CrossEntropy& loss, row_ranges::Range rows) {
   visit_dtype(loss.logits_dtype, [&]<class T>(T) {
@@ -22,7 +23,8 @@ void cross_entropy_range(const row_ranges::CrossEntropy& loss, row_ranges::Range
   });
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 
 #if HWY_ONCE
 namespace strata::gpu::kernels {

@@ -9,7 +9,8 @@
 #include "gpu/kernels/norm-inl.hpp"
 #include "gpu/kernels/one_lane-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 using row_ranges::Range;
 
 void rms_norm_range(const row_ranges::Norm& norm, Range rows) {
@@ -80,7 +81,8 @@ void add_partials_range(const row_ranges::Partials& partials, Range columns) {
                partials.keep, partials.sums + columns.begin);
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 
 #if HWY_ONCE
 namespace strata::gpu::kernels {

@@ -12,7 +12,8 @@
 #include "core/model.hpp"
 #include "gpu/kernels/numbers-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 
 /// Calls function(T()) with T = float, Bf16 or F16.
 template <class Function>
@@ -48,5 +49,6 @@ T* at(void* pointer, int64_t offset) {
   return static_cast<T*>(pointer) + offset;
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 #endif

@@ -10,7 +10,8 @@
 #include "gpu/kernels/lanes.hpp"
 #include "gpu/kernels/numbers-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 
 struct ActivationValue {
   float value;
@@ -85,5 +86,6 @@ STRATA_KERNEL void activate_gated_backward_row(const Lanes& lanes, int64_t colum
   });
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 #endif

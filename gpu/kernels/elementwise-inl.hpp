@@ -9,7 +9,8 @@
 #include "gpu/kernels/lanes.hpp"
 #include "gpu/kernels/numbers-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 
 /// Rotates the pairs (i, i + head_dim / 2) of every head of one row; cosines and sines are those of the row's position, head_dim / 2 each.
 template <class T, class Lanes>
@@ -79,5 +80,6 @@ STRATA_KERNEL double sum_squares(const Lanes& lanes, int64_t count, const T* x) 
   });
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 #endif

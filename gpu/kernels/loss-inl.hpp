@@ -12,7 +12,8 @@
 #include "gpu/kernels/lanes.hpp"
 #include "gpu/kernels/numbers-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 
 /// *loss = log(sum of e^logits) - logits[label]. d_logits, unless null: scale * (softmax - onehot); it may be `logits`, and fp32 logits
 /// are overwritten: they have room for the exponentials, which are then computed once.
@@ -45,5 +46,6 @@ STRATA_KERNEL void cross_entropy_row(const Lanes& lanes, int64_t columns, T* log
   }
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 #endif

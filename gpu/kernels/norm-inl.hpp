@@ -11,7 +11,8 @@
 #include "gpu/kernels/lanes.hpp"
 #include "gpu/kernels/numbers-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 
 /// y = x * rstd * weight. As HF's Llama, x * rstd is rounded to T first.
 template <class T, class Lanes>
@@ -81,5 +82,6 @@ STRATA_KERNEL void layer_norm_backward_row(const Lanes& lanes, int64_t columns, 
   });
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 #endif

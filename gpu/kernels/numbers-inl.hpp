@@ -8,7 +8,8 @@
 
 #include "gpu/kernels/region.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 
 struct Bf16 {
   uint16_t bits;
@@ -137,5 +138,6 @@ STRATA_KERNEL_INLINE Normal normal(float x) {
   return {choose(x < 0.0f, tail, 1.0f - tail), e * 0.398942280f};
 }
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 #endif

@@ -9,7 +9,8 @@
 #include "gpu/kernels/lanes.hpp"
 #include "gpu/kernels/numbers-inl.hpp"
 
-STRATA_KERNELS_BEGIN
+STRATA_KERNELS_BEFORE
+namespace STRATA_KERNELS_NAMESPACE {
 
 /// See gpu/kernels/lanes.hpp for what a lane context is. Sums go to 16 accumulators, element i to number i % 16, which are added as a
 /// tree at the end: enough for the widest vectors, and the same order with every instruction set.
@@ -75,5 +76,6 @@ class OneLane {
   }
 };
 
-STRATA_KERNELS_END
+}  // namespace STRATA_KERNELS_NAMESPACE
+STRATA_KERNELS_AFTER
 #endif

@@ -15,7 +15,7 @@ prefix=$work/prefix
 
 mkdir "$work/user"
 cat >"$work/user/CMakeLists.txt" <<'END'
-cmake_minimum_required(VERSION 3.25)
+cmake_minimum_required(VERSION 3.22)
 project(user LANGUAGES CXX)
 find_package(Strata 0.1 REQUIRED)
 add_executable(user main.cpp)
