@@ -10,6 +10,8 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
+#include "cpu_adam/highway_before_1-inl.hpp"
+
 HWY_BEFORE_NAMESPACE();
 namespace strata::bench::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;

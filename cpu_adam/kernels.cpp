@@ -9,6 +9,8 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
+#include "cpu_adam/highway_before_1-inl.hpp"
+
 HWY_BEFORE_NAMESPACE();
 namespace strata::cpu_adam::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
