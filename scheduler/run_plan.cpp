@@ -98,7 +98,7 @@ std::string remedy(const RunPlan& plan) {
   const auto add = [&](const char* advice) { text += (text.empty() ? "" : "; ") + std::string(advice); };
   if (!plan.tiers[0].fits())
     add("raise device.memory, lower batch.micro_batch_size, batch.gradient_accumulation_steps or data.sequence_length, set "
-        "placement.activations to recompute, or schedule.prefetch to 0");
+        "placement.activations to recompute, schedule.prefetch to 0, or fewer device.threads (each has a workspace)");
   if (!plan.tiers[1].fits()) add("raise tiers.host.memory, lower schedule.tile, or place state on nvme");
   if (!plan.tiers[2].fits())
     add(plan.config.tiers.nvme.empty() ? "name a directory in tiers.nvme" : "raise the capacity in tiers.nvme");

@@ -53,11 +53,15 @@ quietly() {
     return 1
   }
 }
-# use_model full|small: makes its model directory and sets the configuration, and device memory that holds all of its state.
+# use_model full|small: makes its model directory and sets `given`, its configuration.
 use_model() {
-  local prefix=
-  if [[ $1 == small ]]; then prefix=small-; fi
+  local prefix= most_threads=16
+  if [[ $1 == small ]]; then prefix=small- most_threads=8; fi
   config=examples/demo/${prefix}config.json
+  # Each compute thread has a workspace in device memory, of which there is little on purpose.
+  local threads
+  threads=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+  given=("$config" --set device.threads=$((threads < most_threads ? threads : most_threads)))
   rm -rf "$demo/model"
   quietly "$strata" init "examples/demo/${prefix}model.json" "$demo/model" --seed 1
 }
@@ -74,7 +78,7 @@ else
   echo
   echo "== How fast is this machine: two steps of a small model"
   use_model small >"$demo/init.txt"
-  quietly "$strata" train "$config" --set steps=2 --set 'tiers.nvme=[{"path": "build/demo/nvme-probe", "capacity": "2GiB"}]' \
+  quietly "$strata" train "${given[@]}" --set steps=2 --set 'tiers.nvme=[{"path": "build/demo/nvme-probe", "capacity": "2GiB"}]' \
     --run-dir "$demo/probe" >"$demo/probe.txt"
   probe_seconds=$(demo_step_seconds "$demo/probe/metrics.jsonl")
   read -r size proof_steps <<<"$(demo_choose "$probe_seconds")"
@@ -91,10 +95,10 @@ use_model "$size"
 echo
 echo "== $proof_steps steps twice: on three tiers, and with all state on the device; every bit must be equal"
 # The step count shapes the learning rate, so both runs share it.
-quietly "$strata" train "$config" --set steps="$proof_steps" \
+quietly "$strata" train "${given[@]}" --set steps="$proof_steps" \
   --set 'tiers.nvme=[{"path": "build/demo/nvme-proof", "capacity": "2GiB"}]' \
   --run-dir "$demo/tiered" --state-hash >"$demo/tiered.txt"
-quietly "$strata" train "$config" --set steps="$proof_steps" --set device.memory=1GiB --set tiers.nvme='[]' \
+quietly "$strata" train "${given[@]}" --set steps="$proof_steps" --set device.memory=1GiB --set tiers.nvme='[]' \
   --set 'placement={"parameters":"device","gradients":"device","optimizer":"device"}' \
   --run-dir "$demo/device" --state-hash >"$demo/device.txt"
 tiered=$(value "$demo/tiered.txt" state_hash)
@@ -126,7 +130,7 @@ if [[ $steps -lt $demo_most_steps && -z $forced_steps ]]; then
 fi
 warmup=$((steps >= 10 ? steps / 10 : 1))
 status=0
-"${stop_after[@]}" "$strata" train "$config" --set steps="$steps" --set lr_schedule.warmup_steps="$warmup" --run-dir "$demo/run" |
+"${stop_after[@]}" "$strata" train "${given[@]}" --set steps="$steps" --set lr_schedule.warmup_steps="$warmup" --run-dir "$demo/run" |
   tee "$demo/result.txt" || status=${PIPESTATUS[0]}
 if [[ $status -eq 124 ]]; then
   echo "Ended before step $steps, since the steps became slower than those that were measured; the state of the last one is on disk"
@@ -147,7 +151,7 @@ echo "== What the run left on disk is whole, and leaves as a Hugging Face model"
 
 echo
 echo "== What was where"
-"$strata" plan "$config" --set steps="$steps" --set lr_schedule.warmup_steps="$warmup"
+"$strata" plan "${given[@]}" --set steps="$steps" --set lr_schedule.warmup_steps="$warmup"
 echo "== What was proved, in $((SECONDS - begin)) s"
 echo "- loss went from $first_loss to $last_loss in $steps_done steps"
 echo "- the state did not fit the device and host budgets together; the rest was on disk, moved and updated every step"
