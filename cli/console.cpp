@@ -40,7 +40,7 @@ void ProgressLine::show(const std::string& text, bool always) {
   if (!always && seconds_since(last_) < (terminal_ ? kTerminalIntervalSeconds : kPlainIntervalSeconds)) return;
   last_ = Clock::now();
   shown_ = true;
-  complain(fmt::format("{}{}{}{}", terminal_ ? kClearLine : "", what_, text, terminal_ ? "" : "\n"));
+  complain(fmt::format("{}{}{}{}", terminal_ ? kClearLine : "", shown_text(what_), shown_text(text), terminal_ ? "" : "\n"));
 }
 
 void ProgressLine::show(uint64_t done, uint64_t total) {

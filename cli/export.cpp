@@ -3,6 +3,7 @@
 #include "cli/commands.hpp"
 #include "cli/console.hpp"
 #include "cli/facts.hpp"
+#include "cli/interrupt.hpp"
 #include "core/error.hpp"
 #include "core/safetensors.hpp"
 #include "scheduler/checkpoint.hpp"
@@ -34,8 +35,12 @@ void run(const ExportArguments& arguments) {
   refuse_inside(checkpoint, arguments.out);
   const scheduler::CheckpointInfo info = scheduler::read_checkpoint_info(checkpoint);
   narrate(fmt::format("exporting {} (step {})", checkpoint.string(), info.record.step));
+  const InterruptGuard interrupts;
   ProgressLine progress("export");
-  scheduler::export_checkpoint(checkpoint, arguments.out, [&](uint64_t done, uint64_t total) { progress.show(done, total); });
+  scheduler::export_checkpoint(checkpoint, arguments.out, [&](uint64_t done, uint64_t total) {
+    interrupts.check();
+    progress.show(done, total);
+  });
   uint64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(arguments.out))
     if (entry.path().extension() == ".safetensors") bytes += entry.file_size();

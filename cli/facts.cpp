@@ -25,7 +25,7 @@ bool is_table(const Facts& value) {
 std::string label_of(const std::string& name) {
   std::string label = name == "bytes" ? "size" : name.ends_with("_bytes") ? name.substr(0, name.size() - 6) : name;
   std::replace(label.begin(), label.end(), '_', ' ');
-  return label;
+  return shown_text(label);
 }
 
 std::string scalar_text(const Facts& value) {
@@ -38,7 +38,7 @@ std::string scalar_text(const Facts& value) {
     for (const Facts& item : value) text += (text.empty() ? "" : ", ") + scalar_text(item);
     return text.empty() ? "none" : text;
   }
-  return value.dump();
+  return shown_text(value.dump(-1, ' ', false, Facts::error_handler_t::replace));
 }
 
 std::string value_text(const std::string& name, const Facts& value) {
@@ -72,6 +72,7 @@ std::string table_text(const Facts& rows, const std::string& indent) {
   for (const auto& [name, value] : rows.front().items()) {
     std::string head = name;
     std::replace(head.begin(), head.end(), '_', ' ');
+    head = shown_text(head);
     columns.push_back({name, head, true, head.size(), {}});
   }
   for (Column& column : columns) {
@@ -125,31 +126,7 @@ void print_facts(const Facts& facts, bool json) {
   Facts document = {{"schema_version", kSchemaVersion}};
   document.update(facts);
   // Names of files need not be UTF-8.
-  fmt::print("{}\n", document.dump(2, ' ', false, Facts::error_handler_t::replace));
+  fmt::print("{}\n", shown_json(document.dump(2, ' ', false, Facts::error_handler_t::replace)));
 }
-
-namespace {
-
-std::string escaped(const std::string& text, bool lines) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if ((byte < 0x20 && !(lines && byte == '\n')) || byte == 0x7f) {
-      out += fmt::format("\\x{:02x}", byte);
-    } else if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // a control character of two bytes in UTF-8
-      out += fmt::format("\\x{:02x}\\x{:02x}", byte, next);
-      ++i;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-}  // namespace
-
-std::string shown_text(const std::string& text) { return escaped(text, false); }
-std::string shown_lines(const std::string& text) { return escaped(text, true); }
 
 }  // namespace strata::cli

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "core/printable.hpp"
+
 namespace strata::cli {
 
 /// Names and values in the order they are printed. Sizes have names that are "bytes" or end in "_bytes".
@@ -14,10 +16,5 @@ std::string facts_text(const Facts& facts);
 
 /// On stdout: text, or JSON with "schema_version" first.
 void print_facts(const Facts& facts, bool json);
-
-/// Text from a file or a name, made safe for a terminal: control characters as \xNN; other text, UTF-8 included, as it is.
-std::string shown_text(const std::string& text);
-/// The same for a text of several lines, which stay lines.
-std::string shown_lines(const std::string& text);
 
 }  // namespace strata::cli

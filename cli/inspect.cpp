@@ -4,6 +4,7 @@
 #include "cli/commands.hpp"
 #include "cli/inspectors.hpp"
 #include "cli/path_kind.hpp"
+#include "core/error.hpp"
 
 namespace strata::cli {
 
@@ -12,6 +13,7 @@ namespace {
 struct InspectArguments {
   std::string path;
   std::string format;
+  std::string write_meta;
   bool json = false;
 };
 
@@ -22,6 +24,7 @@ Facts inspect(const NamedPath& named, DataFormat format) {
     case PathKind::safetensors: return inspect_safetensors(named.path);
     case PathKind::safetensors_index: return inspect_safetensors_index(named.path);
     case PathKind::tokens: return inspect_tokens(named.path, format);
+    case PathKind::token_meta: return inspect_token_meta(named.path);
     case PathKind::checkpoint: return inspect_checkpoint(named.path);
     case PathKind::checkpoints_folder: return inspect_checkpoints_folder(named.path);
     case PathKind::run_directory: return inspect_run_directory(named.path);
@@ -40,9 +43,18 @@ void run(const InspectArguments& arguments) {
   // A format that is named says that the file is one of tokens, whatever it looks like.
   NamedPath named{PathKind::tokens, arguments.path};
   if (arguments.format.empty()) named = identify(arguments.path);
+  const DataFormat format = arguments.format.empty() ? DataFormat::automatic : token_formats().at(arguments.format);
+  if (!arguments.write_meta.empty()) {
+    if (named.kind != PathKind::tokens)
+      throw Error(ErrorCode::invalid_configuration,
+                  fmt::format("--write-meta describes a token file, and this is a {}", to_string(named.kind)), named.path.string(),
+                  "name a token file");
+    write_token_meta(named.path, format, arguments.write_meta);
+  }
   Facts facts = {{"kind", to_string(named.kind)}, {"path", named.path.string()}};
-  facts.update(inspect(named, arguments.format.empty() ? DataFormat::automatic : token_formats().at(arguments.format)));
+  facts.update(inspect(named, format));
   print_facts(facts, arguments.json);
+  if (named.kind == PathKind::tokens && facts.contains("problem")) throw CommandFailed{};
 }
 
 }  // namespace
@@ -55,6 +67,8 @@ void add_inspect(CLI::App& app) {
                       "directory or NVMe directory")->required();
   command->add_option("--format", arguments->format, "The format of a token file; needed for files without a header")
       ->check(CLI::IsMember(token_formats()));
+  command->add_option("--write-meta", arguments->write_meta,
+                      "A model directory: check every token of the file against it and write FILE.meta.json, which says so");
   command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });
 }

@@ -1,4 +1,4 @@
-// What `strata inspect` tells of models, weights and token files.
+// What `strata inspect` tells of models and weights.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -11,7 +11,6 @@
 #include "core/json.hpp"
 #include "core/model.hpp"
 #include "core/safetensors.hpp"
-#include "core/tokens.hpp"
 #include "scheduler/state_format.hpp"
 
 namespace strata::cli {
@@ -96,12 +95,20 @@ Facts dtype_rows(const DTypeCounts& counts) {
   return rows;
 }
 
-/// Adds "weight_files" (a row for each file) and "dtypes". A file that is not whole has its problem in its row.
+constexpr uint64_t kMissingListed = 1000;
+
+/// Adds "weight_files" (a row for each file that is there, and for the first that are not) and "dtypes". A file that is not whole has its
+/// problem in its row.
 void add_weight_files(const std::set<fs::path>& files, Facts& facts) {
   Facts rows = Facts::array();
   DTypeCounts counts;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, missing = 0;
   for (const fs::path& path : files) {
+    if (!is_named(path)) {
+      if (++missing <= kMissingListed)
+        rows.push_back({{"file", path.filename().string()}, {"tensors", nullptr}, {"bytes", nullptr}, {"state", "is not there"}});
+      continue;
+    }
     try {
       const SafetensorsFile file(path);
       count_dtypes(file, counts);
@@ -113,28 +120,34 @@ void add_weight_files(const std::set<fs::path>& files, Facts& facts) {
     }
   }
   facts["weights_bytes"] = bytes;
+  facts["files"] = files.size();
+  if (missing > 0) facts["missing_files"] = missing;
   facts["weight_files"] = rows;
   facts["dtypes"] = dtype_rows(counts);
 }
 
 std::set<fs::path> files_of_index(const fs::path& index) {
+  // Names are compared as text first: comparing paths is slow, and an index may name a file for every tensor.
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : read_safetensors_index(index)) names.insert(file);
   std::set<fs::path> files;
-  for (const auto& [name, file] : read_safetensors_index(index)) files.insert(index.parent_path() / file);
+  for (const std::string& name : names) files.insert(files.end(), index.parent_path() / name);
   return files;
 }
 
 Facts tokenizer_files(const fs::path& directory) {
   Facts names = Facts::array();
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "generation_config.json"})
-    if (fs::exists(directory / name)) names.push_back(name);
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "generation_config.json"})
+    if (is_named(directory / name)) names.push_back(name);
   return names;
 }
 
 }  // namespace
 
 std::set<fs::path> weight_files(const fs::path& directory) {
-  if (fs::exists(directory / "model.safetensors")) return {directory / "model.safetensors"};
-  if (fs::exists(directory / "model.safetensors.index.json")) return files_of_index(directory / "model.safetensors.index.json");
+  if (is_named(directory / "model.safetensors")) return {directory / "model.safetensors"};
+  if (is_named(directory / "model.safetensors.index.json")) return files_of_index(directory / "model.safetensors.index.json");
   std::set<fs::path> files;
   for (const auto& entry : fs::directory_iterator(directory))
     if (entry.path().extension() == ".safetensors") files.insert(entry.path());
@@ -144,7 +157,7 @@ std::set<fs::path> weight_files(const fs::path& directory) {
 Facts inspect_model_directory(const fs::path& directory) {
   Facts facts;
   std::optional<ModelDescription> model;
-  if (fs::exists(directory / "config.json")) {
+  if (is_named(directory / "config.json")) {
     model = read_model_description(directory);
     facts = model_facts(*model, make_layout(*model));
   } else {
@@ -186,56 +199,6 @@ Facts inspect_safetensors_index(const fs::path& file) {
   Facts facts = {{"tensors", read_safetensors_index(file).size()}};
   add_weight_files(files_of_index(file), facts);
   return facts;
-}
-
-const std::map<std::string, DataFormat>& token_formats() {
-  static const std::map<std::string, DataFormat> formats = {
-      {"auto", DataFormat::automatic}, {"llmc", DataFormat::llmc},   {"bintok", DataFormat::bintok},
-      {"raw16", DataFormat::raw16},    {"raw32", DataFormat::raw32}, {"text", DataFormat::text}};
-  return formats;
-}
-
-void require_known_format(const fs::path& path, DataFormat format) {
-  if (format != DataFormat::automatic || recognized_token_format(ReadOnlyFile(path))) return;
-  throw Error(ErrorCode::invalid_data, "it is nothing that Strata recognizes: a token file would begin with a known magic number",
-              path.string(),
-              "for tokens without a header give --format raw16, raw32 or text; otherwise name a model, checkpoint, run or NVMe "
-              "directory, a .safetensors file or a config.json");
-}
-
-Facts inspect_tokens(const fs::path& path, DataFormat format) {
-  require_known_format(path, format);
-  const TokenFile file(path, format);
-  constexpr uint64_t kPieceTokens = 1 << 20;
-  std::vector<int32_t> tokens(std::min(kPieceTokens, file.tokens()));
-  std::vector<uint8_t> masks(file.has_masks() ? tokens.size() : 0);
-  int64_t smallest = INT64_MAX, largest = INT64_MIN;
-  uint64_t masked = 0;
-  ProgressLine progress("tokens");
-  for (uint64_t first = 0; first < file.tokens(); first += kPieceTokens) {
-    const uint64_t count = std::min(kPieceTokens, file.tokens() - first);
-    file.read(first, count, tokens.data());
-    for (uint64_t i = 0; i < count; ++i) {
-      const int64_t token = file.signed_tokens() ? tokens[i] : static_cast<int64_t>(static_cast<uint32_t>(tokens[i]));
-      smallest = std::min(smallest, token);
-      largest = std::max(largest, token);
-    }
-    if (file.has_masks()) {
-      file.read_masks(first, count, masks.data());
-      masked += static_cast<uint64_t>(std::count(masks.begin(), masks.begin() + static_cast<int64_t>(count), 0));
-    }
-    progress.show(first + count, file.tokens());
-  }
-  const auto name = std::find_if(token_formats().begin(), token_formats().end(),
-                                 [&](const auto& known) { return known.second == file.format(); });
-  return {{"format", name->first},
-          {"tokens", file.tokens()},
-          {"bits_per_token", 8 * file.token_bytes()},
-          {"masked_tokens", file.has_masks() ? Facts(masked) : Facts(nullptr)},
-          {"stated_vocab_size", file.stated_vocab_size() ? Facts(*file.stated_vocab_size()) : Facts(nullptr)},
-          {"smallest_token", smallest},
-          {"largest_token", largest},
-          {"file_bytes", fs::file_size(path)}};
 }
 
 }  // namespace strata::cli

@@ -1,5 +1,6 @@
 // What `strata inspect` tells of the things that training leaves: checkpoints, runs, stores and their metrics.
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -9,6 +10,7 @@
 #include "cli/inspectors.hpp"
 #include "cli/run_files.hpp"
 #include "core/error.hpp"
+#include "core/file.hpp"
 #include "core/json.hpp"
 #include "core/model.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
@@ -156,7 +158,9 @@ Facts inspect_checkpoints_folder(const fs::path& folder) {
 
 Facts inspect_metrics(const fs::path& file) {
   std::ifstream in(file);
-  if (!in) throw Error(ErrorCode::io, "cannot open the metrics", file.string(), "check its permissions");
+  if (!in)
+    throw Error(ErrorCode::io, "cannot open the metrics: " + (errno == ENOENT ? reason_of_absence(file) : system_reason(errno)),
+                file.string(), remedy_for(errno));
   uint64_t steps = 0, skipped = 0, malformed = 0;
   double tokens = 0, seconds = 0;
   std::optional<double> lowest, eval;

@@ -20,8 +20,12 @@ Facts inspect_safetensors_index(const std::filesystem::path& file);
 const std::map<std::string, DataFormat>& token_formats();
 /// Throws invalid_data when the format is to be found out and the file does not tell.
 void require_known_format(const std::filesystem::path& file, DataFormat format);
-/// Reads the whole file once, for the range of its tokens.
+/// Reads the whole file once, for the range of its tokens. What makes it unfit to train on is told under "problem".
 Facts inspect_tokens(const std::filesystem::path& file, DataFormat format);
+Facts inspect_token_meta(const std::filesystem::path& file);
+/// Writes FILE.meta.json for the vocabulary and tokenizer of a model, after a check of every token. Throws Error, and writes nothing, where
+/// the tokens are not of that vocabulary.
+void write_token_meta(const std::filesystem::path& file, DataFormat format, const std::filesystem::path& model_directory);
 Facts inspect_checkpoint(const std::filesystem::path& checkpoint);
 Facts inspect_checkpoints_folder(const std::filesystem::path& folder);
 Facts inspect_run_directory(const std::filesystem::path& directory);

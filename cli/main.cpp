@@ -9,13 +9,18 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <filesystem>
 #include <new>
+#include <sstream>
 
 #include "cli/commands.hpp"
 #include "cli/console.hpp"
 #include "cli/facts.hpp"
+#include "cli/interrupt.hpp"
 #include "core/error.hpp"
+#include "core/file.hpp"
 #include "core/json_fields.hpp"
 #include "core/topology.hpp"
 
@@ -23,11 +28,13 @@ namespace {
 
 constexpr int kFailed = 1;
 constexpr int kBadUsage = 2;
+constexpr int kStopped = 3;  // by a signal, before the work was done
 
 int exit_status(const strata::Error& error) {
   switch (error.code()) {
     case strata::ErrorCode::invalid_configuration:
     case strata::ErrorCode::unsupported: return kBadUsage;
+    case strata::ErrorCode::cancelled: return kStopped;
     default: return kFailed;
   }
 }
@@ -41,9 +48,9 @@ void open_missing_standard_streams() {
 }
 
 std::string text_of(const strata::Error& error) {
-  std::string text = strata::cli::shown_lines(error.message());
-  if (!error.where().empty()) text += "\n  where: " + strata::cli::shown_text(error.where());
-  if (!error.remedy().empty()) text += "\n  try: " + strata::cli::shown_lines(error.remedy());
+  std::string text = strata::shown_lines(error.message());
+  if (!error.where().empty()) text += "\n  where: " + strata::shown_text(error.where());
+  if (!error.remedy().empty()) text += "\n  try: " + strata::shown_lines(error.remedy());
   return text;
 }
 
@@ -74,17 +81,29 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kBadUsage;
+    std::ostringstream out, err;
+    const int status = app.exit(error, out, err);
+    fmt::print("{}", out.str());
+    strata::cli::complain(strata::shown_lines(err.str()));  // it repeats what was given
+    return status == 0 ? 0 : kBadUsage;
   } catch (const strata::cli::CommandFailed&) {
     return kFailed;
   } catch (const strata::Error& error) {
     strata::cli::complain(fmt::format("strata: {}\n", text_of(error)));
     return exit_status(error);
+  } catch (const strata::cli::Interrupted& interrupted) {
+    strata::cli::complain(fmt::format("strata: stopped ({})\n", strsignal(interrupted.signal_number)));
+    std::signal(interrupted.signal_number, SIG_DFL);
+    std::raise(interrupted.signal_number);
+    return kFailed;
+  } catch (const std::filesystem::filesystem_error& error) {
+    strata::cli::complain(fmt::format("strata: {}\n", text_of(strata::to_error(error))));
+    return kFailed;
   } catch (const std::bad_alloc&) {
     strata::cli::complain("strata: out of memory\n  try: lower device.memory and tiers.host.memory\n");
     return kFailed;
   } catch (const std::exception& error) {
-    strata::cli::complain(fmt::format("strata: {}\n", strata::cli::shown_lines(error.what())));
+    strata::cli::complain(fmt::format("strata: {}\n", strata::shown_lines(error.what())));
     return kFailed;
   }
 }

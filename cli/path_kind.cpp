@@ -1,6 +1,7 @@
 #include "cli/path_kind.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -22,21 +23,16 @@ constexpr const char* kExpected =
     "name a Hugging Face model directory or its config.json, a .safetensors file, a token file, a checkpoint, the checkpoints/ folder "
     "of a run, a run directory, or a directory of a run's NVMe tier";
 
-bool has(const fs::path& directory, const char* name) {
-  std::error_code error;
-  return fs::exists(directory / name, error);
-}
+bool has(const fs::path& directory, const char* name) { return is_named(directory / name); }
 
 bool holds_weights(const fs::path& directory) {
-  std::error_code error;
-  return std::any_of(fs::directory_iterator(directory, error), fs::directory_iterator(), [](const fs::directory_entry& entry) {
+  return std::any_of(fs::directory_iterator(directory), fs::directory_iterator(), [](const fs::directory_entry& entry) {
     return entry.path().extension() == ".safetensors" || entry.path().filename() == "model.safetensors.index.json";
   });
 }
 
 bool holds_checkpoints(const fs::path& directory) {
-  std::error_code error;
-  return std::any_of(fs::directory_iterator(directory, error), fs::directory_iterator(), [](const fs::directory_entry& entry) {
+  return std::any_of(fs::directory_iterator(directory), fs::directory_iterator(), [](const fs::directory_entry& entry) {
     return has(entry.path(), scheduler::kManifestName) || entry.path().extension() == scheduler::kPartialSuffix;
   });
 }
@@ -60,6 +56,7 @@ std::optional<PathKind> kind_of_directory(const fs::path& path) {
 std::optional<PathKind> kind_of_json(const fs::path& path) {
   const Json json = parse_json_file(path, ErrorCode::invalid_data, {.bytes = 100'000'000, .values = 4'000'000});
   if (!json.is_object()) return std::nullopt;
+  if (json.contains("format") && json["format"] == "strata-tokens") return PathKind::token_meta;
   if (json.contains("weight_map")) return PathKind::safetensors_index;
   if (json.contains("architectures") || json.contains("model_type")) return PathKind::model_config;
   if (json.contains("model") && json.contains("data")) return PathKind::run_config;
@@ -88,6 +85,7 @@ std::string_view to_string(PathKind kind) {
     case PathKind::safetensors: return "safetensors file";
     case PathKind::safetensors_index: return "safetensors index";
     case PathKind::tokens: return "token file";
+    case PathKind::token_meta: return "description of a token file";
     case PathKind::checkpoint: return "checkpoint";
     case PathKind::checkpoints_folder: return "folder of checkpoints";
     case PathKind::run_directory: return "run directory";
@@ -106,9 +104,9 @@ NamedPath identify(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status))
-    throw Error(ErrorCode::io, error && error != std::errc::no_such_file_or_directory ? "cannot examine it: " + error.message()
-                                                                                     : "there is no such file or directory",
-                path.string(), "check the path");
+    throw Error(ErrorCode::io,
+                error && error != std::errc::no_such_file_or_directory ? "cannot examine it: " + error.message() : reason_of_absence(path),
+                path.string(), remedy_for(error ? error.value() : ENOENT));
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const std::string name = path.filename().string();
   if (is_stray_name(name.empty() ? parent.filename().string() : name)) return {PathKind::leftover, path};
@@ -124,6 +122,7 @@ NamedPath identify(const fs::path& path) {
   if (name == "metrics.jsonl") return {PathKind::metrics, path};
   const ReadOnlyFile file(path);
   if (path.extension() == ".safetensors" || begins_as_safetensors(file)) return {PathKind::safetensors, path};
+  if (name.ends_with(".safetensors.index.json")) return {PathKind::safetensors_index, path};  // which may be large: parsed once
   if (path.extension() == ".json") {
     if (const auto kind = kind_of_json(path)) return {*kind, path};
     refuse(path, "the JSON is nothing that Strata reads or writes");

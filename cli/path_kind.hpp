@@ -12,6 +12,7 @@ enum class PathKind {
   safetensors,
   safetensors_index,
   tokens,
+  token_meta,         // FILE.meta.json of a token file
   checkpoint,
   checkpoints_folder,
   run_directory,

@@ -5,6 +5,7 @@
 #include "cli/run_inputs.hpp"
 #include "core/config.hpp"
 #include "core/file.hpp"
+#include "core/printable.hpp"
 #include "scheduler/runtime.hpp"
 
 namespace strata::cli {
@@ -24,7 +25,8 @@ void run(const PlanArguments& arguments) {
   std::optional<scheduler::MachineRates> rates;
   if (!arguments.machine.empty()) rates = scheduler::read_machine_rates(arguments.machine);
   const scheduler::PlannedRun planned = scheduler::plan_run(config);
-  fmt::print("{}\n", arguments.json ? scheduler::plan_json(planned.plan, rates) : scheduler::plan_table(planned.plan, rates));
+  if (arguments.json) fmt::print("{}\n", shown_json(scheduler::plan_json(planned.plan, rates)));
+  else fmt::print("{}\n", shown_lines(scheduler::plan_table(planned.plan, rates)));
 }
 
 }  // namespace

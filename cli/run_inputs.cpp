@@ -28,7 +28,7 @@ void require_run_inputs(const Config& config, const std::string& name) {
   std::error_code error;
   if (!fs::exists(config.model.path, error))
     problems.add("/model/path", fmt::format("\"{}\": {}", printable(config.model.path.string(), 200),
-                                            error ? error.message() : "there is no such directory"));
+                                            error ? error.message() : reason_of_absence(config.model.path)));
   check_files(config.data.train, "/data/train", problems);
   check_files(config.data.eval, "/data/eval", problems);
   if (!problems.empty())

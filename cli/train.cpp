@@ -9,6 +9,7 @@
 #include "cli/run_inputs.hpp"
 #include "core/config.hpp"
 #include "core/error.hpp"
+#include "core/printable.hpp"
 #include "scheduler/trainer.hpp"
 
 namespace strata::cli {
@@ -55,12 +56,13 @@ void run(const TrainArguments& arguments) {
   options.resume = arguments.resume == "auto";
   options.hash_state = arguments.hash_state;
   options.stop = &stop_requested;
-  ProgressLine steps(""), state("state");
+  ProgressLine steps(""), state("state"), data("checking the data");
   options.narrate = narrate;
   options.on_step = [&steps](const scheduler::StepReport& report) {
     const bool last = report.step == report.steps;
     steps.show(step_line(report), last || report.step == 1 || report.eval_loss || report.skipped);
   };
+  options.on_data_progress = [&data](uint64_t done, uint64_t total) { data.show(done, total); };
   options.on_state_progress = [&state](uint64_t done, uint64_t total) { state.show(done, total); };
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
@@ -72,7 +74,7 @@ void run(const TrainArguments& arguments) {
   if (summary.steps_done > summary.resumed_from)
     fmt::print("first_loss {:.9g}\nlast_loss {:.9g}\n", summary.first_loss, summary.last_loss);
   if (!summary.state_hash.empty()) fmt::print("state_hash {}\n", summary.state_hash);
-  fmt::print("checkpoint {}\n", summary.checkpoint.string());
+  fmt::print("checkpoint {}\n", shown_text(summary.checkpoint.string()));
 }
 
 }  // namespace

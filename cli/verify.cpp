@@ -11,6 +11,7 @@
 #include "core/content_hash.hpp"
 #include "core/error.hpp"
 #include "core/hf_weights.hpp"
+#include "core/token_meta.hpp"
 #include "core/tokens.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
 #include "tiers/store.hpp"
@@ -59,6 +60,8 @@ struct Findings {
     } catch (const Error& error) {
       if (error.code() == ErrorCode::busy || error.code() == ErrorCode::internal) throw;
       add(error);
+    } catch (const fs::filesystem_error& error) {
+      add(to_error(error));
     }
   }
 };
@@ -123,11 +126,31 @@ void verify_tokens(const fs::path& path, DataFormat format, Findings& findings) 
   require_known_format(path, format);
   findings.attempt([&] {
     const TokenFile file(path, format);
-    if (file.stated_vocab_size() && *file.stated_vocab_size() > 0) file.check_tokens(*file.stated_vocab_size());
     ++findings.files;
     findings.bytes += fs::file_size(path);
+    int64_t vocab_size = std::max<int64_t>(file.stated_vocab_size().value_or(0), 0);
+    findings.attempt([&] {
+      const auto meta = read_token_meta(path);
+      if (!meta) return;
+      ++findings.files;
+      vocab_size = meta->vocab_size;
+      check_meta_of_file(*meta, file);
+    });
+    ProgressLine progress("verify");
+    uint64_t done = 0;
+    file.check_tokens(vocab_size, [&](uint64_t bytes) { progress.show(done += bytes, file.tokens() * file.token_bytes()); });
   });
-  findings.notes.push_back("a token file has no checksums: checked are its header, its size, and its tokens where it states a vocabulary");
+  findings.notes.push_back(
+      "a token file has no checksums: checked are its header, its size, the width of its tokens, and where it or its description states a "
+      "vocabulary, each token");
+}
+
+/// The description alone: the token file's format may not be known.
+void verify_token_meta(const fs::path& path, Findings& findings) {
+  TokenMeta::read(path);
+  ++findings.files;
+  findings.bytes += fs::file_size(path);
+  findings.notes.push_back("checked is the description alone: verify the token file that it is of");
 }
 
 // Stores -----------------------------------------------------------------------------------------------------------
@@ -165,7 +188,7 @@ void verify_store_directory(const std::vector<fs::path>& named, Findings& findin
 
 // Checkpoints ------------------------------------------------------------------------------------------------------
 
-void verify_file(const fs::path& checkpoint, const scheduler::CheckpointManifest::File& file, Findings& findings) {
+void verify_file(const fs::path& checkpoint, const scheduler::CheckpointManifest::File& file, const OnRead& on_read, Findings& findings) {
   const fs::path path = checkpoint / file.path;
   std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
@@ -175,7 +198,7 @@ void verify_file(const fs::path& checkpoint, const scheduler::CheckpointManifest
     findings.broken.push_back(fmt::format("{}: has {} bytes, {} were written", path.string(), bytes, file.bytes));
   } else {
     findings.attempt([&] {
-      if (const std::string found = hash_file(path); found != file.xxh3)
+      if (const std::string found = hash_file(path, on_read); found != file.xxh3)
         findings.broken.push_back(fmt::format("{}: its checksum is {}, {} was written", path.string(), found, file.xxh3));
     });
     ++findings.files;
@@ -203,10 +226,8 @@ void verify_checkpoint(const fs::path& checkpoint, bool must_be_current, Finding
     ProgressLine progress("verify " + checkpoint.filename().string());
     uint64_t done = 0, total = 0;
     for (const auto& file : manifest.files) total += file.bytes;
-    for (const auto& file : manifest.files) {
-      verify_file(checkpoint, file, findings);
-      progress.show(done += file.bytes, total);
-    }
+    const auto on_read = [&](uint64_t bytes) { progress.show(done += bytes, total); };
+    for (const auto& file : manifest.files) verify_file(checkpoint, file, on_read, findings);
     find_foreign_files(checkpoint, manifest, findings);
     if (manifest.kind != scheduler::CheckpointKind::store) return;
     const std::vector<fs::path> directories(manifest.store_directories.begin(), manifest.store_directories.end());
@@ -279,6 +300,7 @@ void verify(const NamedPath& named, const VerifyArguments& arguments, Findings& 
     }
     case PathKind::safetensors_index: return verify_model_directory(named.path.parent_path(), findings);
     case PathKind::model_config: return findings.attempt([&] { read_model_description(named.path); });
+    case PathKind::token_meta: return findings.attempt([&] { verify_token_meta(named.path, findings); });
     case PathKind::run_config:
     case PathKind::metrics:
     case PathKind::plan:

@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <random>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
-#include "core/error.hpp"
+#include "core/printable.hpp"
 
 namespace strata {
 namespace {
@@ -18,7 +20,16 @@ namespace {
 // Linux moves at most 0x7ffff000 bytes a call; a smaller piece keeps a failing transfer easy to name.
 constexpr uint64_t kPieceBytes = 64ull << 20;
 
-std::string remedy_of(int error_number) {
+[[noreturn]] void throw_system_error(int error_number, const std::string& action, const std::filesystem::path& path) {
+  const bool full = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
+  const std::string reason = error_number == ENOENT ? reason_of_absence(path) : system_reason(error_number);
+  throw Error(full ? ErrorCode::resource_exhausted : ErrorCode::io, fmt::format("{}: {}", action, reason), path.string(),
+              remedy_for(error_number));
+}
+
+}  // namespace
+
+std::string remedy_for(int error_number) {
   switch (error_number) {
     case ENOSPC:
     case EDQUOT:
@@ -31,17 +42,50 @@ std::string remedy_of(int error_number) {
     case EROFS: return "choose a directory that can be written";
     case EMFILE:
     case ENFILE: return "raise the number of open files (ulimit -n)";
+    case ENOMEM: return "free some memory, or raise the limit of this process";
+    case ELOOP: return "it is a symbolic link where none is followed, or one that leads back to itself: name the file itself";
+    case EIO: return "check the drive and the system's log";
+    case ESTALE: return "the network file system lost the file: mount it again";
     default: return {};
   }
 }
 
-[[noreturn]] void throw_system_error(int error_number, const std::string& action, const std::filesystem::path& path) {
-  const bool full = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
-  throw Error(full ? ErrorCode::resource_exhausted : ErrorCode::io,
-              fmt::format("{}: {}", action, system_reason(error_number)), path.string(), remedy_of(error_number));
+bool is_named(const std::filesystem::path& path) {
+  struct stat status {};
+  return ::lstat(path.c_str(), &status) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
-}  // namespace
+std::string reason_of_absence(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::path parent = path.parent_path();
+  if (!is_named(path) && (parent.empty() || std::filesystem::exists(parent, error))) return "there is no such file or directory";
+  // The first part of the path that is not there is the reason, or a link that leads to nothing.
+  std::filesystem::path part;
+  for (const auto& name : path) {
+    part /= name;
+    const auto itself = std::filesystem::symlink_status(part, error);
+    if (std::filesystem::is_symlink(itself) && !std::filesystem::exists(part, error)) {
+      const auto target = std::filesystem::read_symlink(part, error);
+      return fmt::format("{} is a symbolic link to {}, which is not there", shown_text(part.string()), shown_text(target.string()));
+    }
+    if (!std::filesystem::exists(itself)) break;
+  }
+  return "there is no such file or directory";
+}
+
+Error to_error(const std::filesystem::filesystem_error& error) {
+  // "filesystem error: cannot copy file: No space left on device [/a] [/b]"
+  constexpr std::string_view kPrefix = "filesystem error: ";
+  std::string action = error.what();
+  if (action.starts_with(kPrefix)) action.erase(0, kPrefix.size());
+  action.resize(std::min(action.find(": " + error.code().message()), action.size()));
+  const int number = error.code().value();
+  const bool full = number == ENOSPC || number == EDQUOT || number == EFBIG;
+  std::string where = error.path1().string();
+  if (!error.path2().empty()) where += " and " + error.path2().string();
+  const std::string reason = number == ENOENT ? reason_of_absence(error.path1()) : error.code().message();
+  return Error(full ? ErrorCode::resource_exhausted : ErrorCode::io, fmt::format("{}: {}", action, reason), where, remedy_for(number));
+}
 
 ReadOnlyFile::ReadOnlyFile(std::filesystem::path path) : path_(std::move(path)) {
   // O_NONBLOCK: opening a FIFO by mistake must fail the check below, not hang.

@@ -3,8 +3,21 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
+
+#include "core/error.hpp"
 
 namespace strata {
+
+/// What to do about a system call on a file that was refused for this reason; empty where only the reason helps.
+std::string remedy_for(int error_number);
+/// Whether the path names anything, a link that leads nowhere included: then opening it says what is wrong. False only where there is
+/// certainly nothing.
+bool is_named(const std::filesystem::path& path);
+/// Why a path cannot be used that leads to nothing: "there is no such file or directory", or what link leads nowhere.
+std::string reason_of_absence(const std::filesystem::path& path);
+/// The standard library's error as one of ours: what was refused, where, and what to do.
+Error to_error(const std::filesystem::filesystem_error& error);
 
 /// A regular file opened for reading. Thread-safe: read() keeps no position. Moves, never copies.
 class ReadOnlyFile {

@@ -192,12 +192,12 @@ HfWeights::HfWeights(const std::filesystem::path& directory, const ModelDescript
 void HfWeights::open_files() {
   const std::filesystem::path single = directory_ / "model.safetensors",
                               index = directory_ / "model.safetensors.index.json";
-  if (std::filesystem::exists(single)) {
+  if (is_named(single)) {
     files_.push_back(std::make_unique<SafetensorsFile>(single));
     for (const SafetensorsEntry& entry : files_.back()->tensors()) found_[entry.name] = {files_.back().get(), &entry};
     return;
   }
-  if (std::filesystem::exists(index)) {
+  if (is_named(index)) {
     std::map<std::string, SafetensorsFile*> opened;
     Problems problems;
     for (const auto& [name, file_name] : read_safetensors_index(index)) {
@@ -212,8 +212,7 @@ void HfWeights::open_files() {
     if (!problems.empty()) problems.raise(ErrorCode::invalid_data, index.string());
     return;
   }
-  const bool pickled = std::filesystem::exists(directory_ / "pytorch_model.bin") ||
-                       std::filesystem::exists(directory_ / "pytorch_model.bin.index.json");
+  const bool pickled = is_named(directory_ / "pytorch_model.bin") || is_named(directory_ / "pytorch_model.bin.index.json");
   if (pickled) {
     throw Error(ErrorCode::unsupported,
                 "the weights are a pytorch_model.bin, a pickle; only safetensors files are read", directory_.string(),

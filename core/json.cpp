@@ -160,23 +160,16 @@ std::string json_pointer(const std::string& parent, std::string_view key) {
   return text;
 }
 
-std::string printable(std::string_view text, size_t limit) {
-  std::string out;
-  for (const char c : text) {
-    if (out.size() >= limit) return out + "...";
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte >= 0x7f)
-      out += fmt::format("\\x{:02x}", byte);
-    else
-      out += c;
-  }
-  return out;
-}
-
 template <class Tree>
 Tree parse_json(std::string_view text, const std::string& name, ErrorCode code, const JsonLimits& limits,
                 std::vector<std::string>* duplicates) {
   if (text.size() > limits.bytes) throw_too_large(name, code, text.size(), limits);
+  // The parser takes a NUL for the end of the text and would not see what follows.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    const Position at = position_of(text, nul);
+    throw Error(code, fmt::format("not acceptable as JSON: line {}, column {}: a NUL byte", at.line, at.column), name,
+                "correct the file at that place");
+  }
   GuardedBuilder<Tree> builder(text, limits, duplicates);
   const bool parsed = Tree::sax_parse(text.begin(), text.end(), &builder, Tree::input_format_t::json, /*strict=*/true,
                                       /*ignore_comments=*/limits.comments);

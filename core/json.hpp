@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/printable.hpp"
 
 namespace strata {
 
@@ -25,7 +26,7 @@ struct JsonLimits {
 
 /// Parses one UTF-8 JSON text. `name` stands for the text in messages; `code` is the code of the errors thrown.
 /// A duplicate key is an error that names its JSON pointer; if `duplicates` is given, the pointers are appended to it
-/// instead and the first value stands. Throws on a syntax error (line and column), invalid UTF-8 or a passed limit,
+/// instead and the first value stands. Throws on a syntax error (line and column), invalid UTF-8, a NUL byte or a passed limit,
 /// before memory is used for it. `Tree` is Json or OrderedJson.
 template <class Tree = Json>
 Tree parse_json(std::string_view text, const std::string& name, ErrorCode code, const JsonLimits& limits = {},
@@ -39,9 +40,5 @@ Tree parse_json_file(const std::filesystem::path& file, ErrorCode code, const Js
 
 /// "/parent/key" with '~' and '/' in the key escaped as RFC 6901 says.
 std::string json_pointer(const std::string& parent, std::string_view key);
-
-/// Text from a file made safe to print: control characters and bytes outside of ASCII as \xNN, at most `limit`
-/// characters.
-std::string printable(std::string_view text, size_t limit = 80);
 
 }  // namespace strata

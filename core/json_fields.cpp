@@ -123,7 +123,7 @@ std::string nearest_word(std::string_view word, const std::vector<std::string>& 
 }
 
 std::string shown(const Json& value) {
-  return printable(value.dump(-1, ' ', true, Json::error_handler_t::replace), 60);
+  return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace), 60);
 }
 
 ObjectReader::ObjectReader(const Json* object, std::string pointer, Problems& problems)

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/file.hpp"
 #include "core/json_fields.hpp"
 
 namespace strata {
@@ -395,9 +396,10 @@ class ModelReader {
 }  // namespace
 
 ModelDescription read_model_description(const std::filesystem::path& directory_or_file) {
-  const bool directory = std::filesystem::is_directory(directory_or_file);
+  std::error_code error;
+  const bool directory = std::filesystem::is_directory(directory_or_file, error);
   const std::filesystem::path file = directory ? directory_or_file / "config.json" : directory_or_file;
-  if (directory && !std::filesystem::exists(file)) {
+  if (directory && !is_named(file)) {
     throw Error(ErrorCode::invalid_configuration, "the directory has no config.json", directory_or_file.string(),
                 "give the directory of a Hugging Face model");
   }

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/printable.hpp"
+#include "core/token_meta.hpp"
 
 namespace strata {
 namespace {
@@ -197,34 +199,52 @@ void TokenFile::read_masks(uint64_t first, uint64_t count, uint8_t* out) const {
   }
 }
 
-void TokenFile::check_tokens(int64_t vocab_size) const {
-  STRATA_CHECK(vocab_size > 0, "vocab_size {}", vocab_size);
+TokenWidths TokenFile::check_tokens(int64_t vocab_size, const OnRead& on_read) const {
+  STRATA_CHECK(vocab_size >= 0, "vocab_size {}", vocab_size);
   const auto limit = static_cast<uint64_t>(vocab_size);
-  if (token_bytes_ < 4 && limit >> (8 * token_bytes_) != 0) return;  // every value is in the vocabulary
+  const bool all_inside = vocab_size == 0 || (token_bytes_ < 4 && limit >> (8 * token_bytes_) != 0);
+  TokenWidths widths(token_bytes_, vocab_size);
   std::vector<uint32_t> piece(std::min(kPieceBytes, tokens_ * token_bytes_ + 3) / 4 + 1);
   const uint64_t per_piece = kPieceBytes / token_bytes_;
-  for (uint64_t done = 0; done < tokens_; done += per_piece) {
+  for (uint64_t done = 0; done < tokens_ && !(all_inside && widths.settled()); done += per_piece) {
     const uint64_t count = std::min(per_piece, tokens_ - done), offset = tokens_offset_ + done * token_bytes_;
     file_.read(offset, piece.data(), count * token_bytes_);
     file_.drop_cached(offset, count * token_bytes_);
     // A negative int32 token is a large one as uint32, so one comparison finds both.
-    uint64_t bad = 0;
-    if (token_bytes_ == 1)
-      bad = first_outside(reinterpret_cast<const uint8_t*>(piece.data()), count, limit);
-    else if (token_bytes_ == 2)
-      bad = first_outside(reinterpret_cast<const uint16_t*>(piece.data()), count, limit);
-    else
-      bad = first_outside(piece.data(), count, limit);
-    if (bad == count) continue;
-    int32_t stored = 0;
-    read(done + bad, 1, &stored);
-    const int64_t value = signed_tokens() ? stored : static_cast<int64_t>(static_cast<uint32_t>(stored));
-    throw Error(ErrorCode::invalid_data,
-                fmt::format("token {} has the value {}, which is not in the model's vocabulary of {}", done + bad,
-                            value, vocab_size),
-                fmt::format("{}, offset {}", path().string(), offset + bad * token_bytes_),
-                "tokenize with this model's tokenizer, or check data.format");
+    const auto look = [&](const auto* values) {
+      widths.add(values, count);
+      return all_inside ? count : first_outside(values, count, limit);
+    };
+    const uint64_t bad = token_bytes_ == 1   ? look(reinterpret_cast<const uint8_t*>(piece.data()))
+                         : token_bytes_ == 2 ? look(reinterpret_cast<const uint16_t*>(piece.data()))
+                                             : look(piece.data());
+    if (bad != count) {
+      int32_t stored = 0;
+      read(done + bad, 1, &stored);
+      throw outside_error(done + bad, stored, vocab_size, remedy_for_outside(vocab_size));
+    }
+    if (on_read) on_read(count * token_bytes_);
   }
+  widths.require_right(path());
+  return widths;
+}
+
+Error TokenFile::outside_error(uint64_t index, int32_t stored, int64_t vocab_size, const std::string& remedy) const {
+  const int64_t value = signed_tokens() ? stored : static_cast<int64_t>(static_cast<uint32_t>(stored));
+  return Error(ErrorCode::invalid_data,
+               fmt::format("token {} has the value {}, which is not in the model's vocabulary of {}", index, value, vocab_size),
+               fmt::format("{}, offset {}", path().string(), tokens_offset_ + index * token_bytes_), remedy);
+}
+
+std::string TokenFile::remedy_for_outside(int64_t vocab_size) const {
+  const std::string plain = "tokenize with this model's tokenizer, or check data.format";
+  if (token_bytes_ != 4) return plain;
+  std::vector<uint16_t> halves(2 * std::min<uint64_t>(tokens_, 1 << 16));
+  file_.read(tokens_offset_, halves.data(), halves.size() * sizeof(uint16_t));
+  const bool fit = std::all_of(halves.begin(), halves.end(), [vocab_size](uint16_t half) { return half < vocab_size; });
+  if (!fit) return plain;
+  return "they look like 16-bit tokens read as 32-bit ones, as every half of the first is in the vocabulary: set data.format to raw16 "
+         "for a file without a header; otherwise tokenize with this model's tokenizer";
 }
 
 TokenDataset::TokenDataset(TokenDatasetOptions options) : options_(std::move(options)) {
@@ -247,8 +267,46 @@ TokenDataset::TokenDataset(TokenDatasetOptions options) : options_(std::move(opt
                     options_.sequence_length, options_.sequence_length + 1, longest),
         options_.files.front().string(), "use more data or a smaller data.sequence_length");
   }
-  if (!options_.check_tokens) return;
-  for (const TokenFile& file : files_) file.check_tokens(options_.vocab_size);
+  if (!options_.model_directory.empty()) check_against_model();
+  if (options_.check_tokens) check_all_tokens();
+}
+
+void TokenDataset::check_against_model() const {
+  const std::optional<TokenizerIdentity> tokenizer = tokenizer_identity(options_.model_directory);
+  const bool stated = options_.format == DataFormat::text;
+  for (const TokenFile& file : files_) {
+    if (file.format() == DataFormat::text && (options_.vocab_size > 256 || (tokenizer && (options_.vocab_size != 256 || !stated)))) {
+      const std::string has = tokenizer ? fmt::format("a tokenizer ({})", shown_text(tokenizer->files.front())) : std::string();
+      throw Error(ErrorCode::invalid_configuration,
+                  fmt::format("the file would be read as bytes, each a token, but the model in {} has {}{}a vocabulary of {}",
+                              shown_text(options_.model_directory.string()), has, has.empty() ? "" : " and ", options_.vocab_size),
+                  file.path().string(),
+                  options_.vocab_size == 256
+                      ? "to train on bytes all the same, set data.format to text; otherwise tokenize the text first (docs/data.md)"
+                      : "tokenize the text with the model's tokenizer first (docs/data.md says how) and name the token file; bytes are for "
+                        "a model with a vocabulary of 256, with data.format set to text");
+    }
+    if (const auto meta = read_token_meta(file.path())) {
+      check_meta_of_file(*meta, file);
+      check_meta_of_model(*meta, file, options_.model_directory, options_.vocab_size, tokenizer);
+    }
+  }
+}
+
+void TokenDataset::check_all_tokens() const {
+  uint64_t done = 0, total = 0;
+  for (const TokenFile& file : files_) total += file.tokens() * file.token_bytes();
+  const OnRead on_read = [&](uint64_t bytes) {
+    if (options_.on_progress) options_.on_progress(done += bytes, total);
+  };
+  // Files of one width are also looked at together, as each may be too short to judge.
+  std::vector<TokenWidths> together;
+  for (const uint32_t bytes : {1u, 2u, 4u}) together.emplace_back(bytes, options_.vocab_size);
+  for (const TokenFile& file : files_) {
+    const TokenWidths widths = file.check_tokens(options_.vocab_size, on_read);
+    for (TokenWidths& all : together) all.add(widths);
+  }
+  for (const TokenWidths& all : together) all.require_right(files_.front().path());
 }
 
 uint64_t TokenDataset::tokens() const {
@@ -272,6 +330,15 @@ void TokenDataset::sample_at(uint64_t place, int32_t* tokens, int32_t* labels) c
   // One read serves both: the labels are the tokens one place on.
   std::vector<int32_t> window(length + 1);
   file.read(first, length + 1, window.data());
+  // Whatever was checked at start: a token beyond the vocabulary would be read as a place in memory.
+  const auto limit = static_cast<uint64_t>(options_.vocab_size);
+  const auto outside =
+      std::find_if(window.begin(), window.end(), [limit](int32_t token) { return static_cast<uint32_t>(token) >= limit; });
+  if (outside != window.end()) {
+    const Error error = file.outside_error(first + static_cast<uint64_t>(outside - window.begin()), *outside, options_.vocab_size, {});
+    throw Error(ErrorCode::data_corruption, error.message() + ": the file was changed after it was checked", error.where(),
+                "put the file back as it was when the run began; the same command then continues");
+  }
   std::copy(window.begin(), window.end() - 1, tokens);
   std::copy(window.begin() + 1, window.end(), labels);
   if (!file.has_masks()) return;

@@ -3,13 +3,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/config.hpp"
+#include "core/content_hash.hpp"
 #include "core/file.hpp"
 #include "core/rng.hpp"
+#include "core/token_widths.hpp"
 
 namespace strata {
 
@@ -46,14 +49,18 @@ class TokenFile {
   void read(uint64_t first, uint64_t count, int32_t* out) const;
   /// Fills out[0, count) with 1 for tokens that count and 0 for masked ones.
   void read_masks(uint64_t first, uint64_t count, uint8_t* out) const;
-  /// Reads the whole file once. Throws invalid_data that names the first token outside of [0, vocab_size), its index
-  /// and offset.
-  void check_tokens(int64_t vocab_size) const;
+  /// Reads the file once, as far as needed, and tells `on_read` (core/content_hash.hpp) what it read. Throws invalid_data that names
+  /// the first token outside of [0, vocab_size), its index and offset, or says that the tokens look like ones of another width.
+  /// With `vocab_size` 0, unknown, only the width is looked at. Returns what was seen, for files that are too short each.
+  TokenWidths check_tokens(int64_t vocab_size, const OnRead& on_read = {}) const;
+  /// The error for a token outside of the vocabulary: `index` in the file, `stored` as read() gives it.
+  Error outside_error(uint64_t index, int32_t stored, int64_t vocab_size, const std::string& remedy) const;
 
  private:
   void open_llmc();
   void open_bintok();
   void open_raw(uint32_t token_bytes);
+  std::string remedy_for_outside(int64_t vocab_size) const;
   void check_size(uint64_t expected_bytes) const;
 
   ReadOnlyFile file_;
@@ -70,7 +77,12 @@ struct TokenDatasetOptions {
   int64_t sequence_length = 0;
   uint64_t seed = 0;
   int64_t vocab_size = 0;
-  bool check_tokens = true;  // read everything once and refuse tokens outside of the vocabulary
+  bool check_tokens = true;  // read everything once and refuse tokens outside of the vocabulary or of another width
+  /// Where the model's tokenizer is, if anywhere: text as bytes and files with a description (core/token_meta.hpp) are then checked
+  /// against it. Empty: not checked.
+  std::filesystem::path model_directory = {};
+  /// While the files are checked, in bytes. What it throws ends that.
+  std::function<void(uint64_t done, uint64_t total)> on_progress = {};
 };
 
 /// The samples of a set of files: non-overlapping windows of sequence_length tokens, each with the token after it.
@@ -78,7 +90,8 @@ struct TokenDatasetOptions {
 /// Thread-safe for reading.
 class TokenDataset {
  public:
-  /// Throws invalid_data (see TokenFile; files too short for a single sample) or io.
+  /// Throws invalid_data (see TokenFile and TokenMeta; files too short for a single sample), invalid_configuration (text as bytes for a
+  /// model that has a tokenizer, unless `format` says text and the vocabulary is 256, or for a vocabulary of more) or io.
   explicit TokenDataset(TokenDatasetOptions options);
 
   const std::vector<TokenFile>& files() const { return files_; }
@@ -87,12 +100,16 @@ class TokenDataset {
   uint64_t tokens() const;
 
   /// The `index`-th sample in training order, counted over all epochs from 0. Fills tokens[0, sequence_length) and
-  /// labels[0, sequence_length): the token that follows each, or -100 if that token is masked. Blocks on the disk.
+  /// labels[0, sequence_length): the token that follows each, or -100 if that token is masked. Blocks on the disk. Every token is
+  /// looked at again: throws data_corruption if the file now holds one outside of the vocabulary, invalid_data if it became shorter.
   void sample(uint64_t index, int32_t* tokens, int32_t* labels) const;
   /// The same for a sample by its place in the files.
   void sample_at(uint64_t place, int32_t* tokens, int32_t* labels) const;
 
  private:
+  void check_against_model() const;
+  void check_all_tokens() const;
+
   TokenDatasetOptions options_;
   std::vector<TokenFile> files_;
   std::vector<uint64_t> first_sample_;  // of each file, then their total

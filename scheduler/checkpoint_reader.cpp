@@ -5,6 +5,7 @@
 
 #include "core/content_hash.hpp"
 #include "core/error.hpp"
+#include "core/file.hpp"
 #include "core/hf_weights.hpp"
 #include "scheduler/aligned_bytes.hpp"
 #include "scheduler/checkpoint.hpp"
@@ -159,7 +160,8 @@ CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& folder, std::vector<IgnoredCheckpoint>* ignored) {
   std::vector<CheckpointInfo> found;
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
+  if (!is_named(folder) || fs::is_regular_file(folder, error)) return found;
+  for (const auto& entry : fs::directory_iterator(folder)) {
     if (!entry.is_directory()) continue;
     const bool unfinished = entry.path().extension() == kPartialSuffix;
     try {

@@ -21,6 +21,7 @@ template <typename Visit>
 void for_each_step(const std::filesystem::path& run_directory, Visit visit) {
   std::ifstream in(run_directory / kFileName);
   for (std::string line; std::getline(in, line);) {
+    if (line.find('\0') != std::string::npos) continue;  // which the parser would take for the line's end
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (json.is_object() && json.contains("step") && json["step"].is_number_integer()) visit(json["step"].get<int64_t>(), line);
   }
@@ -76,7 +77,7 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& run_directory, const R
   });
   write_file_atomically(path_, text.data(), text.size());
   out_.open(path_, std::ios::app);
-  if (!out_) throw Error(ErrorCode::io, "cannot write the metrics", path_.string(), "check the directory's permissions");
+  if (!out_) throw Error(ErrorCode::io, "cannot write the metrics: " + system_reason(errno), path_.string(), remedy_for(errno));
 }
 
 void MetricsWriter::write(const StepReport& report) {

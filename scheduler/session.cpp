@@ -34,7 +34,7 @@ class SessionStart {
     StateSource source;
     if (options_.resume)
       source = find_state({plan, options_.run_directory, session_.record, [this](const std::string& line) { narrate(line); },
-                           options_.on_state_progress});
+                           heeding_stop(options_.on_state_progress)});
     check_run_files(options_.run_directory, plan, {source.step, options_.resume});
     narrate(plan_table(plan, std::nullopt));
     if (!marked) marker_->write(options_.run_directory);
@@ -53,6 +53,14 @@ class SessionStart {
   void narrate(const std::string& line) const {
     if (options_.narrate) options_.narrate(line);
   }
+  /// The listener of something long that comes before the first step: a stop ends it.
+  ProgressCallback heeding_stop(const ProgressCallback& progress) const {
+    return [this, &progress](uint64_t done, uint64_t total) {
+      if (options_.stop && options_.stop->load())
+        throw Error(ErrorCode::cancelled, "stopped before the first step; nothing was trained", {}, "the same command starts again");
+      if (progress) progress(done, total);
+    };
+  }
   fs::path checkpoints() const { return options_.run_directory / "checkpoints"; }
 
   void open_data(const RunPlan& plan) {
@@ -60,7 +68,9 @@ class SessionStart {
       return std::make_unique<TokenDataset>(TokenDatasetOptions{.files = files, .format = config_.data.format,
                                                                 .sequence_length = config_.data.sequence_length,
                                                                 .seed = config_.data.seed,
-                                                                .vocab_size = plan.model.vocab_size});
+                                                                .vocab_size = plan.model.vocab_size,
+                                                                .model_directory = config_.model.path,
+                                                                .on_progress = heeding_stop(options_.on_data_progress)});
     };
     session_.train_data = open(config_.data.train);
     if (!config_.data.eval.empty()) session_.eval_data = open(config_.data.eval);
@@ -123,7 +133,7 @@ class SessionStart {
         weights_->read_finite(static_cast<size_t>(unit), range, config_.precision.compute, out);
       };
     }
-    runtime.state().fill(sources, options_.on_state_progress);
+    runtime.state().fill(sources, heeding_stop(options_.on_state_progress));
     if (store && runtime.plan().placement.all_state_in_store()) store->commit(record.to_json());
     narrate(source.checkpoint ? fmt::format("resumed from {} at step {}", source.checkpoint->info().path.string(), record.step)
                               : "started from the model's weights");

@@ -100,7 +100,12 @@ class Trainer {
       auto* tokens = reinterpret_cast<int32_t*>(runtime().executor().address(plan().steps.host_tokens.part(part)));
       auto* labels = reinterpret_cast<int32_t*>(runtime().executor().address(plan().steps.host_labels.part(part)));
       for (int64_t row = 0; row < config_.batch.micro_batch_size; ++row, ++first_sample) {
-        data.sample(first_sample, tokens + row * length, labels + row * length);
+        try {
+          data.sample(first_sample, tokens + row * length, labels + row * length);
+        } catch (const Error&) {
+          save();  // the data are at fault, not what was trained so far
+          throw;
+        }
         for (int64_t i = 0; i < length; ++i) counting += labels[row * length + i] >= 0;
       }
     }

@@ -21,6 +21,7 @@ struct TrainOptions {
   const std::atomic<bool>* stop = nullptr;  // set from a signal handler: end after the step under way
   std::function<void(const std::string&)> narrate;      // a line for the log
   std::function<void(const StepReport&)> on_step;
+  ProgressCallback on_data_progress;   // while the token files are checked at start, in bytes
   ProgressCallback on_state_progress;  // while weights are loaded and checkpoints written
 };
 

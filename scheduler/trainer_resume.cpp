@@ -109,6 +109,7 @@ class StateFinder {
         request_.narrate(fmt::format("continuing from an older checkpoint, the newest that is whole: {}", info.path.string()));
       return reader;
     } catch (const Error& error) {
+      if (error.code() == ErrorCode::cancelled) throw;
       broken.push_back(fmt::format("{}: {}", error.where(), error.message()));
       request_.narrate("ignored: " + broken.back());
       return nullptr;

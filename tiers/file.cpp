@@ -12,6 +12,8 @@
 #include <cstring>
 #include <new>
 
+#include "core/file.hpp"
+
 namespace strata::tiers {
 
 FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
@@ -25,11 +27,11 @@ FileDescriptor::~FileDescriptor() {
 
 Error system_error(int error_number, const std::string& action, const std::filesystem::path& path) {
   const bool no_space = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
-  std::string remedy = no_space ? "free space on that file system, or raise the quota or the file size limit"
-                                : "check the path, its permissions and that the file system is mounted and writable";
+  std::string remedy = no_space ? "free space on that file system, or raise the quota or the file size limit" : remedy_for(error_number);
   if (error_number == ELOOP) remedy = "it is a symbolic link, which the store does not follow: remove it";
-  return Error(no_space ? ErrorCode::resource_exhausted : ErrorCode::io,
-               fmt::format("cannot {}: {}", action, system_reason(error_number)), path.string(), remedy);
+  const std::string reason = error_number == ENOENT ? reason_of_absence(path) : system_reason(error_number);
+  return Error(no_space ? ErrorCode::resource_exhausted : ErrorCode::io, fmt::format("cannot {}: {}", action, reason), path.string(),
+               remedy);
 }
 
 FileDescriptor open_directory(const std::filesystem::path& path) {

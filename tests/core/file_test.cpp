@@ -53,6 +53,64 @@ TEST(ReadOnlyFile, AFileThatIsNotThereIsRefusedWithWhatToTry) {
   }
 }
 
+TEST(ReadOnlyFile, ALinkThatLeadsNowhereIsNotCalledMissing) {
+  const ScratchDirectory directory;
+  std::filesystem::create_symlink("../blobs/0123", directory / "link");
+  std::filesystem::create_symlink(directory / "absent", directory / "folder");
+  for (const auto& path : {directory / "link", directory / "folder/f"}) {
+    try {
+      const ReadOnlyFile file(path);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), HasSubstr(path == directory / "link" ? "link is a symbolic link to ../blobs/0123, which is not there"
+                                                                        : "folder is a symbolic link to "));
+    }
+  }
+  EXPECT_TRUE(is_named(directory / "link"));
+  EXPECT_FALSE(is_named(directory / "absent"));
+  EXPECT_FALSE(is_named(directory / "absent/f"));
+}
+
+TEST(ReadOnlyFile, ALackOfDescriptorsIsNotAMatterOfPermissions) {
+  const ScratchDirectory directory;
+  std::ofstream(directory / "f") << "x";
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string said;
+  try {
+    const ReadOnlyFile file(directory / "f");
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_THAT(said, HasSubstr("Too many open files"));
+  EXPECT_THAT(said, HasSubstr("ulimit -n"));
+  EXPECT_THAT(said, ::testing::Not(HasSubstr("permission")));
+}
+
+TEST(FileErrors, AnErrorOfTheStandardLibraryBecomesOneOfOurs) {
+  const ScratchDirectory directory;
+  try {
+    std::filesystem::copy_file(directory / "absent", directory / "to");
+    FAIL();
+  } catch (const std::filesystem::filesystem_error& thrown) {
+    const Error error = to_error(thrown);
+    EXPECT_EQ(error.code(), ErrorCode::io);
+    EXPECT_EQ(error.message(), "cannot copy file: there is no such file or directory");
+    EXPECT_THAT(error.where(), HasSubstr((directory / "absent").string() + " and "));
+    EXPECT_THAT(error.remedy(), HasSubstr("check the path"));
+    EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("filesystem error")));
+  }
+  const std::filesystem::filesystem_error full("cannot copy file", "/a", std::error_code(ENOSPC, std::generic_category()));
+  EXPECT_EQ(to_error(full).code(), ErrorCode::resource_exhausted);
+  EXPECT_EQ(to_error(full).message(), "cannot copy file: No space left on device");
+  const std::filesystem::filesystem_error many("directory iterator cannot open directory", "/a",
+                                               std::error_code(EMFILE, std::system_category()));
+  EXPECT_THAT(to_error(many).remedy(), HasSubstr("ulimit -n"));
+}
+
 TEST(ReadOnlyFile, OnlyRegularFilesAreOpened) {
   const ScratchDirectory directory;
   EXPECT_THROW(ReadOnlyFile(directory / "absent"), Error);

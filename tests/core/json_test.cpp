@@ -39,6 +39,21 @@ TEST(Json, SyntaxErrorsSayLineAndColumn) {
   EXPECT_THAT(refusal("[1e999]"), HasSubstr("1e999"));
 }
 
+TEST(Json, ATextEndsAtItsEndAndNotAtANul) {
+  const auto with_nul = [](std::string text) {
+    for (char& c : text) c = c == '@' ? '\0' : c;
+    return text;
+  };
+  EXPECT_THAT(refusal(with_nul("{}@")), HasSubstr("line 1, column 3: a NUL byte"));
+  EXPECT_THAT(refusal(with_nul("{\"a\": 1}\n@{\"a\": 2}")), HasSubstr("line 2, column 1: a NUL byte"));
+  EXPECT_THAT(refusal(with_nul("[1, @ 2]")), HasSubstr("a NUL byte"));
+  EXPECT_THAT(refusal(with_nul("\"a@b\"")), HasSubstr("a NUL byte"));
+  EXPECT_THAT(refusal(with_nul("@")), HasSubstr("a NUL byte"));
+  EXPECT_EQ(refusal("{} \n\t"), "accepted");
+  EXPECT_NE(refusal("{} x"), "accepted");
+  EXPECT_EQ(parse_json("\"a\\u0000b\"", "", ErrorCode::io).get<std::string>(), std::string("a\0b", 3));
+}
+
 TEST(Json, DuplicateKeysAreNamedByTheirPointer) {
   EXPECT_THAT(refusal(R"({"a": 1, "b": {"c": [0, {"x/y": 1, "x/y": 2}]}})"), HasSubstr("/b/c/1/x~1y"));
   EXPECT_THAT(refusal(R"({"a": 1, "a": 1})"), HasSubstr("duplicate key /a"));

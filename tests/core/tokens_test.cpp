@@ -141,6 +141,111 @@ TEST_F(Tokens, TokensOutsideOfTheVocabularyAreFoundWhereverTheyAre) {
   EXPECT_THAT(refusal(packed<uint16_t>(many), DataFormat::raw16), HasSubstr("token 4999998"));
 }
 
+/// What a tokenizer makes: a few frequent tokens and many others, none of them in a pattern.
+std::vector<int64_t> language(int64_t count, int64_t vocab) {
+  std::vector<int64_t> tokens(static_cast<size_t>(count));
+  uint64_t state = 1;
+  for (int64_t& token : tokens) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const uint64_t range = (state >> 33) % 3 == 0 ? 5 : static_cast<uint64_t>(vocab);
+    token = static_cast<int64_t>((state >> 36) % range);
+  }
+  return tokens;
+}
+
+TEST_F(Tokens, TokensOfAnotherWidthAreRefusedWithTheOneTheyHave) {
+  const auto tokens = language(1024, 50000);
+  const auto wide = language(1024, 128000);
+  using Widths = std::vector<std::tuple<std::string, DataFormat, int64_t, std::vector<const char*>>>;
+  const auto llmc = [](int32_t magic, int32_t version, int32_t count, const std::string& data) {
+    return header({magic, version, count}) + data;
+  };
+  for (const auto& [contents, format, vocab, expected] : Widths{
+           {packed<uint32_t>(tokens), DataFormat::raw16, 50257, {"every second of the 2048 16-bit tokens is 0", "32-bit", "raw32"}},
+           {packed<uint32_t>(tokens), DataFormat::raw16, 65536, {"32-bit", "raw32"}},
+           {packed<uint32_t>(wide), DataFormat::raw16, 128256, {"is at most 1", "32-bit", "raw32"}},
+           {packed<uint32_t>(wide), DataFormat::raw16, 151936, {"is at most 3", "32-bit", "raw32"}},
+           {packed<int64_t>(tokens), DataFormat::raw16, 50257, {"look like 64-bit", "<i8", "raw32"}},
+           {packed<int64_t>(wide), DataFormat::raw16, 128256, {"look like 64-bit", "<i8"}},
+           {packed<int64_t>(tokens), DataFormat::raw32, 50257, {"every second of the 2048 32-bit tokens is 0", "64-bit", "<i8", "<u4"}},
+           {llmc(20240520, 1, 2048, packed<uint32_t>(tokens)), DataFormat::automatic, 50257, {"look like 32-bit"}},
+           {llmc(20240801, 7, 2048, packed<int64_t>(tokens)), DataFormat::automatic, 50257, {"look like 64-bit"}},
+           {bintok_header({2, 4, 2048, 50257, 0}) + packed<int64_t>(tokens), DataFormat::automatic, 50257, {"look like 64-bit"}},
+           {packed<uint16_t>(language(1024, 250)), DataFormat::text, 256, {"UTF-16 text or 16-bit tokens", "raw16"}},
+           // The other way round the values are not in the vocabulary, and the remedy names the width.
+           {packed<uint16_t>(tokens), DataFormat::raw32, 50257, {"not in the model's vocabulary", "raw16"}}}) {
+    const std::string said = refusal(contents, format, vocab);
+    for (const char* word : expected) EXPECT_THAT(said, HasSubstr(word)) << static_cast<int>(format);
+  }
+}
+
+TEST_F(Tokens, TheWidthIsJudgedByAThousandTokensAndNoException) {
+  EXPECT_EQ(refusal(packed<uint16_t>(language(100'000, 50000)), DataFormat::raw16, 50257), "accepted");
+  EXPECT_EQ(refusal(packed<uint32_t>(language(100'000, 128000)), DataFormat::raw32, 128256), "accepted");
+  EXPECT_EQ(refusal(packed<uint16_t>(std::vector<int64_t>(5000, 0)), DataFormat::raw16), "accepted") << "zeros alone";
+  EXPECT_EQ(refusal(packed<uint16_t>(std::vector<int64_t>(5000, 9)), DataFormat::raw16), "accepted");
+  EXPECT_EQ(refusal(packed<uint32_t>(language(511, 900)), DataFormat::raw16), "accepted") << "too short to tell";
+  auto almost = packed<uint32_t>(language(4000, 900));
+  almost[7 * 4 + 2] = 5;  // the upper half of one token
+  EXPECT_EQ(refusal(almost, DataFormat::raw16), "accepted");
+}
+
+TEST_F(Tokens, FilesThatAreTooShortEachAreJudgedTogether) {
+  std::vector<std::filesystem::path> files;
+  for (int i = 0; i < 4; ++i) files.push_back(file("part" + std::to_string(i), packed<int64_t>(language(200, 900))));
+  try {
+    TokenDataset({.files = files, .format = DataFormat::raw32, .sequence_length = 2, .seed = 1, .vocab_size = 1000});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("every second of the 1600 32-bit tokens"), HasSubstr("part0")));
+  }
+}
+
+TEST_F(Tokens, AFileThatIsChangedAfterItWasCheckedIsFoundWhenItIsRead) {
+  for (const auto& [bad, vocab] : {std::pair<int64_t, int64_t>{2'000'000'000, 1000}, {1000, 1000}, {-3, 1000}}) {
+    const auto path = file("run.bin", packed<uint32_t>(counting(100)));
+    const TokenDataset data(
+        {.files = {path}, .format = DataFormat::raw32, .sequence_length = 10, .seed = 1, .vocab_size = vocab});
+    auto tokens = counting(100);
+    tokens[40] = bad;  // the last label of sample 3 and the first token of sample 4
+    file("run.bin", packed<uint32_t>(tokens));
+    int32_t out[10], labels[10];
+    data.sample_at(2, out, labels);
+    for (const uint64_t place : {3u, 4u}) {
+      try {
+        data.sample_at(place, out, labels);
+        FAIL() << bad;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::data_corruption);
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("token 40"), HasSubstr("vocabulary of 1000"), HasSubstr("run.bin, offset 160"),
+                                        HasSubstr("changed after it was checked")));
+      }
+    }
+    std::filesystem::resize_file(path, 50 * 4);
+    EXPECT_THROW(data.sample_at(6, out, labels), Error) << "cut off under the run";
+  }
+}
+
+TEST_F(Tokens, ALongCheckTellsItsProgressAndCanBeGivenUp) {
+  const auto path = file("zeros.bin", "");
+  std::filesystem::resize_file(path, uint64_t{64} << 30);  // takes no space
+  uint64_t calls = 0, last_total = 0;
+  const auto give_up = [&](uint64_t done, uint64_t total) {
+    EXPECT_LE(done, total);
+    last_total = total;
+    if (++calls == 3) throw Error(ErrorCode::cancelled, "enough");
+  };
+  try {
+    TokenDataset({.files = {path}, .format = DataFormat::raw16, .sequence_length = 5, .seed = 1, .vocab_size = 100,
+                  .on_progress = give_up});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::cancelled);
+  }
+  EXPECT_EQ(calls, 3u);
+  EXPECT_EQ(last_total, uint64_t{64} << 30);
+}
+
 TEST_F(Tokens, EveryEpochVisitsEachSampleOnceInAnOrderOfItsOwn) {
   const auto a = file("a", packed<uint16_t>(counting(31))), b = file("b", packed<uint16_t>(counting(3, 500))),
              c = file("c", packed<uint16_t>(counting(26, 100)));
