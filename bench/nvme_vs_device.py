@@ -29,7 +29,8 @@ def run(arguments, config, name, directory):
     with open(path, "w") as out:
         json.dump(config, out)
     run_directory = os.path.join(directory, name)
-    subprocess.run([arguments.strata, "train", path, "--run-dir", run_directory, "--resume", "never"], check=True,
+    subprocess.run([arguments.strata, "train", path, "--run-dir", run_directory, "--resume", "never",
+                    "--discard", name], check=True,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with open(os.path.join(run_directory, "metrics.jsonl")) as lines:
         steps = [json.loads(line) for line in lines][1:]

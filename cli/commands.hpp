@@ -6,7 +6,7 @@
 namespace strata::cli {
 
 /// Adds the subcommand with its options and help. Its callback throws strata::Error, which main turns into an exit status, or
-/// CommandFailed.
+/// CommandFailed or CommandEnded.
 void add_train(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_init(CLI::App& app);
@@ -17,5 +17,10 @@ void add_doctor(CLI::App& app);
 
 /// The command ran and its answer is "no" (something is broken); what is wrong has been printed. Exit status 1.
 struct CommandFailed {};
+
+/// The command did its work and its exit status says how it ended.
+struct CommandEnded {
+  int status = 0;
+};
 
 }  // namespace strata::cli

@@ -177,12 +177,13 @@ Facts inspect_metrics(const fs::path& file) {
       ++malformed;
       continue;
     }
+    if (const auto loss = number_of(line, "eval_loss")) eval = loss;
+    if (!line.contains("loss")) continue;  // an evaluation
     ++steps;
     if (line.contains("skipped") && line["skipped"] == true) ++skipped;
     tokens += number_of(line, "tokens").value_or(0);
     seconds += number_of(line, "seconds").value_or(0);
     if (const auto loss = number_of(line, "loss")) lowest = std::min(lowest.value_or(*loss), *loss);
-    if (const auto loss = number_of(line, "eval_loss")) eval = loss;
     if (first.is_null()) first = line;
     last = std::move(line);
   }
@@ -226,7 +227,7 @@ Facts inspect_run_directory(const fs::path& directory) {
     facts["problem"] = error.what();
   }
   Facts files = Facts::array();
-  for (const char* name : {"config.json", "plan.json", "metrics.jsonl", "trace.json"})
+  for (const char* name : {"run.json", "session.json", "config.json", "plan.json", "metrics.jsonl", "trace.json"})
     if (fs::exists(directory / name)) files.push_back(name);
   facts["files"] = files;
   return facts;

@@ -1,8 +1,9 @@
 // The `strata` program: parses the command line, runs one command, and turns errors into exit statuses (0 ok, 1 failed, 2 bad usage or
-// configuration).
+// configuration, 3 a training run that was ended before its last step).
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,6 +48,14 @@ void open_missing_standard_streams() {
       static_cast<void>(open("/dev/null", descriptor == STDOUT_FILENO ? O_RDONLY : O_WRONLY));
 }
 
+/// A run holds every token file open. The default limit is low for programs that pass descriptors to select(), which Strata never calls.
+void raise_open_files_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  static_cast<void>(setrlimit(RLIMIT_NOFILE, &limit));
+}
+
 std::string text_of(const strata::Error& error) {
   std::string text = strata::shown_lines(error.message());
   if (!error.where().empty()) text += "\n  where: " + strata::shown_text(error.where());
@@ -88,6 +97,8 @@ int run(int argc, char** argv) {
     return status == 0 ? 0 : kBadUsage;
   } catch (const strata::cli::CommandFailed&) {
     return kFailed;
+  } catch (const strata::cli::CommandEnded& end) {
+    return end.status;
   } catch (const strata::Error& error) {
     strata::cli::complain(fmt::format("strata: {}\n", text_of(error)));
     return exit_status(error);
@@ -118,6 +129,7 @@ int main(int argc, char** argv) {
   // nobody reads any more.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGPIPE, SIG_IGN);
+  raise_open_files_limit();
   const int status = run(argc, argv);
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
   strata::cli::complain("strata: cannot write all of the output\n  where: standard output\n  try: make room where it goes\n");

@@ -10,6 +10,8 @@
 #include "core/file.hpp"
 #include "core/json.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/run_marker.hpp"
+#include "scheduler/session_record.hpp"
 #include "tiers/format.hpp"
 #include "tiers/lock.hpp"
 
@@ -45,7 +47,8 @@ std::optional<PathKind> kind_of_directory(const fs::path& path) {
   if (has(path, scheduler::kManifestName)) return PathKind::checkpoint;
   if (has(path, tiers::kCommitFileName) || has(path, tiers::kStateFileName)) return PathKind::store_directory;
   // Before the model: a run directory has a config.json, too.
-  if (has(path, "metrics.jsonl") || has(path, "plan.json") || has(path, "checkpoints")) return PathKind::run_directory;
+  for (const char* name : {scheduler::kMarkerName, "metrics.jsonl", "plan.json", "checkpoints"})
+    if (has(path, name)) return PathKind::run_directory;
   if (has(path, "config.json") || holds_weights(path)) return PathKind::model_directory;
   if (holds_checkpoints(path) || path.filename() == "checkpoints") return PathKind::checkpoints_folder;
   if (has(path, tiers::kLockFileName)) return PathKind::store_directory;
@@ -119,6 +122,7 @@ NamedPath identify(const fs::path& path) {
   if (name == scheduler::kManifestName) return {PathKind::checkpoint, parent};
   if (name == tiers::kCommitFileName || name == tiers::kStateFileName || name == tiers::kLockFileName)
     return identify(parent);
+  if (name == scheduler::kMarkerName || name == scheduler::kSessionName) return {PathKind::run_directory, parent};
   if (name == "metrics.jsonl") return {PathKind::metrics, path};
   const ReadOnlyFile file(path);
   if (path.extension() == ".safetensors" || begins_as_safetensors(file)) return {PathKind::safetensors, path};

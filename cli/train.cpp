@@ -18,6 +18,9 @@ namespace {
 
 std::atomic<bool> stop_requested = false;
 
+/// Of a run that was asked to end before its last step.
+constexpr int kInterruptedStatus = 3;
+
 /// The first signal ends the run after the step under way; the next one ends the process.
 extern "C" void request_stop(int signal_number) {
   stop_requested.store(true);
@@ -29,6 +32,7 @@ struct TrainArguments {
   std::vector<std::string> overrides;
   std::string run_directory = "run";
   std::string resume = "auto";
+  std::vector<std::string> discard, allow;
   bool hash_state = false;
   bool example = false, keys = false;
 };
@@ -40,7 +44,6 @@ std::string step_line(const scheduler::StepReport& report) {
       report.step, report.steps, report.loss, report.grad_norm, report.lr, report.tokens_per_second, report.seconds,
       scheduler::to_string(limit), 100 * report.busy_seconds[static_cast<int>(limit)] / report.seconds,
       format_duration(report.seconds_left));
-  if (report.eval_loss) line += fmt::format("  eval {:.9g}", *report.eval_loss);
   if (report.skipped) line += "  SKIPPED: the gradient is not finite";
   return line;
 }
@@ -54,13 +57,18 @@ void run(const TrainArguments& arguments) {
   require_run_inputs(options.config, arguments.config);
   options.run_directory = arguments.run_directory;
   options.resume = arguments.resume == "auto";
+  options.discard = arguments.discard;
+  options.allow = arguments.allow;
   options.hash_state = arguments.hash_state;
   options.stop = &stop_requested;
   ProgressLine steps(""), state("state"), data("checking the data");
   options.narrate = narrate;
   options.on_step = [&steps](const scheduler::StepReport& report) {
     const bool last = report.step == report.steps;
-    steps.show(step_line(report), last || report.step == 1 || report.eval_loss || report.skipped);
+    steps.show(step_line(report), last || report.step == 1 || report.skipped);
+  };
+  options.on_evaluation = [&steps](const scheduler::EvaluationReport& report) {
+    steps.show(fmt::format("step {}  eval {:.9g}  over {} tokens, {:.2f} s", report.step, report.loss, report.tokens, report.seconds), true);
   };
   options.on_data_progress = [&data](uint64_t done, uint64_t total) { data.show(done, total); };
   options.on_state_progress = [&state](uint64_t done, uint64_t total) { state.show(done, total); };
@@ -75,6 +83,7 @@ void run(const TrainArguments& arguments) {
     fmt::print("first_loss {:.9g}\nlast_loss {:.9g}\n", summary.first_loss, summary.last_loss);
   if (!summary.state_hash.empty()) fmt::print("state_hash {}\n", summary.state_hash);
   fmt::print("checkpoint {}\n", shown_text(summary.checkpoint.string()));
+  if (summary.interrupted) throw CommandEnded{kInterruptedStatus};
 }
 
 }  // namespace
@@ -82,6 +91,8 @@ void run(const TrainArguments& arguments) {
 void add_train(CLI::App& app) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "Train a model");
+  command->footer("Exit status: 0 the run has done its last step, 1 failed, 2 bad usage or configuration, 3 ended after a step by SIGINT,\n"
+                  "SIGTERM or SIGHUP before its last one, with its state saved: the same command continues.");
   command->add_option("config", arguments->config, "Configuration (JSON, comments allowed)");
   command->add_option("--set", arguments->overrides, "Override a key: dotted.key=value (repeatable)")
       ->allow_extra_args(false)->take_all();
@@ -89,8 +100,16 @@ void add_train(CLI::App& app) {
   command->add_flag("--keys", arguments->keys, "Print every key with its values, default and effect");
   command->add_option("--run-dir", arguments->run_directory, "Where metrics, trace and checkpoints go")
       ->capture_default_str();
-  command->add_option("--resume", arguments->resume, "auto continues the directory's newest state; never discards it and starts over")
+  command->add_option("--resume", arguments->resume,
+                      "auto continues the directory's newest state; never starts over, and loses only what --discard names")
       ->check(CLI::IsMember({"auto", "never"}))->capture_default_str();
+  command->add_option("--discard", arguments->discard,
+                      "With --resume never: lose the saved state of this run or store for good (a run directory's name, path or run id; "
+                      "repeatable)")
+      ->allow_extra_args(false)->take_all();
+  command->add_option("--allow", arguments->allow,
+                      "Go on in spite of a change that is otherwise refused: data, data.seed, precision, ... (repeatable)")
+      ->allow_extra_args(false)->take_all();
   command->add_flag("--state-hash", arguments->hash_state,
                     "Print a hash of all parameters and moments at the end (reads all state once)");
   command->callback([arguments] { run(*arguments); });

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kTakeAnother = "use an older checkpoint, or train with --resume never to start over";
+constexpr const char* kTakeAnother = "put back a whole copy, or use an older checkpoint";
 
 void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest) {
   for (const auto& file : manifest.files) {

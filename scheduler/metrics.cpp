@@ -1,8 +1,8 @@
 #include "scheduler/metrics.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
+#include <utility>
 
 #include "core/file.hpp"
 #include "core/json.hpp"
@@ -16,16 +16,37 @@ constexpr const char* kFileName = "metrics.jsonl";
 /// JSON has no infinities: null stands for what is not a number.
 OrderedJson finite_or_null(double value) { return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr); }
 
-/// Calls visit(step, line) for every whole line.
-template <typename Visit>
-void for_each_step(const std::filesystem::path& run_directory, Visit visit) {
-  std::ifstream in(run_directory / kFileName);
-  for (std::string line; std::getline(in, line);) {
-    if (line.find('\0') != std::string::npos) continue;  // which the parser would take for the line's end
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.contains("step") && json["step"].is_number_integer()) visit(json["step"].get<int64_t>(), line);
-  }
+tiers::FileDescriptor open_metrics(const std::filesystem::path& run_directory, tiers::Access access) {
+  const tiers::FileDescriptor directory = tiers::open_directory(run_directory);
+  return access == tiers::Access::read_only ? tiers::open_file(directory.get(), kFileName, access, run_directory)
+                                            : tiers::open_or_make_file(directory.get(), kFileName, run_directory);
 }
+
+/// Calls visit(step, line) for every whole line, read in pieces. Returns whether the file holds nothing else.
+template <typename Visit>
+bool for_each_line(int file, const std::filesystem::path& path, Visit visit) {
+  const uint64_t bytes = tiers::identity_of(file, path).bytes;
+  bool clean = true;
+  std::string piece, rest;
+  for (uint64_t offset = 0; offset < bytes; offset += piece.size()) {
+    piece.resize(std::min<uint64_t>(bytes - offset, 1 << 20));
+    tiers::read_exactly(file, piece.data(), piece.size(), offset, path);
+    rest += piece;
+    size_t begin = 0;
+    for (size_t end; (end = rest.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      const std::string line = rest.substr(begin, end - begin);
+      // A NUL the parser would take for the line's end.
+      const bool text = line.find('\0') == std::string::npos;
+      const Json json = text ? Json::parse(line, nullptr, /*allow_exceptions=*/false) : Json();
+      if (json.is_object() && json.contains("step") && json["step"].is_number_integer()) visit(json, line);
+      else clean = false;
+    }
+    rest.erase(0, begin);
+  }
+  return clean && rest.empty();
+}
+
+bool is_of_a_step(const Json& line) { return line.contains("loss"); }
 
 using Spans = std::vector<std::pair<double, double>>;
 
@@ -64,20 +85,44 @@ Resource StepReport::limit() const {
 }
 
 int64_t last_step_in_metrics(const std::filesystem::path& run_directory) {
+  const tiers::FileDescriptor file = open_metrics(run_directory, tiers::Access::read_only);
   int64_t last = 0;
-  for_each_step(run_directory, [&](int64_t step, const std::string&) { last = std::max(last, step); });
+  if (file)
+    for_each_line(file.get(), run_directory / kFileName,
+                  [&](const Json& json, const std::string&) { last = std::max(last, json["step"].get<int64_t>()); });
   return last;
 }
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& run_directory, const RunPlan& plan, int64_t resumed_step)
-    : path_(run_directory / kFileName), tiers_(plan.tiers) {
-  std::string text;
-  for_each_step(run_directory, [&](int64_t step, const std::string& line) {
-    if (step <= resumed_step) text += line + "\n";
+MetricsWriter::MetricsWriter(const std::filesystem::path& run_directory, const RunPlan& plan)
+    : run_directory_(run_directory), path_(run_directory / kFileName), file_(open_metrics(run_directory, tiers::Access::read_write)),
+      tiers_(plan.tiers) {}
+
+void MetricsWriter::continue_from(const TrainerRecord& resumed) {
+  int64_t last_step = 0;
+  bool later = false;
+  const bool clean = for_each_line(file_.get(), path_, [&](const Json& json, const std::string&) {
+    const int64_t step = json["step"].get<int64_t>();
+    if (step > resumed.step) later = true;
+    else if (is_of_a_step(json)) last_step = std::max(last_step, step);
   });
-  write_file_atomically(path_, text.data(), text.size());
-  out_.open(path_, std::ios::app);
-  if (!out_) throw Error(ErrorCode::io, "cannot write the metrics: " + system_reason(errno), path_.string(), remedy_for(errno));
+  if (later || !clean) {  // else the run continues where its metrics end
+    AtomicFile kept(path_);
+    uint64_t bytes = 0;
+    for_each_line(file_.get(), path_, [&](const Json& json, const std::string& line) {
+      if (json["step"].get<int64_t>() > resumed.step) return;
+      const std::string text = line + "\n";
+      kept.write(bytes, text.data(), text.size());
+      bytes += text.size();
+    });
+    kept.finish();
+    file_ = open_metrics(run_directory_, tiers::Access::read_write);
+  }
+  if (!resumed.last_step || last_step != resumed.step - 1) return;
+  const LastStep& step = *resumed.last_step;
+  OrderedJson json = {{"step", resumed.step}, {"loss", finite_or_null(step.loss)}, {"grad_norm", finite_or_null(step.grad_norm)},
+                      {"lr", step.lr}, {"tokens", step.tokens}, {"seconds", nullptr}, {"tokens_per_second", nullptr},
+                      {"skipped", false}, {"loss_scale", step.loss_scale}, {"recovered", true}};
+  append(json.dump(), resumed.step);
 }
 
 void MetricsWriter::write(const StepReport& report) {
@@ -91,7 +136,6 @@ void MetricsWriter::write(const StepReport& report) {
   json["tokens_per_second"] = report.tokens_per_second;
   json["skipped"] = report.skipped;
   json["loss_scale"] = report.loss_scale;
-  if (report.eval_loss) json["eval_loss"] = finite_or_null(*report.eval_loss);
   for (int i = 0; i < kResourceCount; ++i) {
     const auto name = std::string(to_string(static_cast<Resource>(i)));
     json["busy_seconds"][name] = report.busy_seconds[i];
@@ -100,13 +144,27 @@ void MetricsWriter::write(const StepReport& report) {
   json["overlap"] = report.overlap ? OrderedJson(*report.overlap) : OrderedJson(nullptr);
   json["limit"] = to_string(report.limit());
   for (const TierUse& tier : tiers_) json["bytes_used"][tier.tier] = tier.needed_bytes;
-  errno = 0;
-  out_ << json.dump() << std::endl;
-  if (!out_)
-    throw Error(errno == ENOSPC ? ErrorCode::resource_exhausted : ErrorCode::io,
-                fmt::format("cannot write the metrics of step {}: {}", report.step, system_reason(errno)), path_.string(),
-                "free space there or check the disk; the same command then continues from the state that was saved last");
+  append(json.dump(), report.step);
 }
+
+void MetricsWriter::write(const EvaluationReport& report) {
+  const OrderedJson json = {{"step", report.step}, {"eval_loss", finite_or_null(report.loss)}, {"eval_tokens", report.tokens},
+                            {"eval_seconds", report.seconds}};
+  append(json.dump(), report.step);
+}
+
+void MetricsWriter::append(const std::string& line, int64_t step) {
+  const std::string text = line + "\n";
+  try {
+    if (const auto resumed = std::exchange(resumed_, std::nullopt)) continue_from(*resumed);
+    tiers::write_exactly(file_.get(), text.data(), text.size(), tiers::identity_of(file_.get(), path_).bytes, path_);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("cannot write the metrics of step {}: {}", step, error.message()), path_.string(),
+                "free space there or check the disk; the same command then continues from the state that was saved last");
+  }
+}
+
+void MetricsWriter::sync() { tiers::sync_file(file_.get(), path_); }
 
 std::optional<double> overlap_share(const Program& program, const ProgramRun& run) {
   Spans compute, transfers;

@@ -1,15 +1,16 @@
-// The measurements of a run: metrics.jsonl (one JSON object a step) and trace.json (Chrome and Perfetto read it).
+// The measurements of a run: metrics.jsonl (a JSON object a step and an evaluation) and trace.json (Chrome and Perfetto read it).
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "scheduler/executor.hpp"
 #include "scheduler/run_plan.hpp"
+#include "scheduler/trainer_record.hpp"
+#include "tiers/file.hpp"
 
 namespace strata::scheduler {
 
@@ -24,7 +25,6 @@ struct StepReport {
   double seconds = 0;
   double tokens_per_second = 0;
   bool skipped = false;
-  std::optional<double> eval_loss;
   std::array<double, kResourceCount> busy_seconds{};
   std::array<uint64_t, kResourceCount> bytes{};
   /// Share of the step in which copies or I/O ran while the compute stream was busy too, over all their time; absent without any.
@@ -37,17 +37,39 @@ struct StepReport {
 /// The last step that DIR/metrics.jsonl tells of; 0 without any.
 int64_t last_step_in_metrics(const std::filesystem::path& run_directory);
 
-/// Appends to DIR/metrics.jsonl, each line flushed when its step is done.
+/// An evaluation after a step.
+struct EvaluationReport {
+  int64_t step = 0;
+  double loss = 0;
+  uint64_t tokens = 0;  // that counted
+  double seconds = 0;
+};
+
+/// Appends to DIR/metrics.jsonl, each line in the file when its call returns: a step's before anything that follows the step, so that
+/// whatever ends the process loses no line.
 class MetricsWriter {
  public:
-  /// Keeps the lines of steps up to `resumed_step` and drops later ones, which are run again. Throws io.
-  MetricsWriter(const std::filesystem::path& run_directory, const RunPlan& plan, int64_t resumed_step);
+  /// Opens the file and changes nothing in it. Throws invalid_data when the name is taken by anything but a file of its own, io.
+  MetricsWriter(const std::filesystem::path& run_directory, const RunPlan& plan);
+
+  /// To be called once, when the state of `resumed` is loaded. The first write then drops lines of later steps, which were run again, and
+  /// a line that was cut off, and adds that of the state's own step where the process ended between the step's commit and its line.
+  /// The file is replaced whole, or not at all; a resume that fails before its first step has changed nothing.
+  void begin_after(const TrainerRecord& resumed) { resumed_ = resumed; }
+  /// Throws io, resource_exhausted.
   void write(const StepReport& report);
+  void write(const EvaluationReport& report);
+  /// Makes what was written durable.
+  void sync();
 
  private:
-  std::filesystem::path path_;
-  std::ofstream out_;
+  void continue_from(const TrainerRecord& resumed);
+  void append(const std::string& line, int64_t step);
+
+  const std::filesystem::path run_directory_, path_;
+  tiers::FileDescriptor file_;
   std::vector<TierUse> tiers_;
+  std::optional<TrainerRecord> resumed_;  // until the first write
 };
 
 /// The time during which copies or I/O and the compute stream were busy together, over the time copies or I/O were.

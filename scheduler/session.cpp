@@ -6,7 +6,12 @@
 #include "core/file.hpp"
 #include "core/hf_weights.hpp"
 #include "scheduler/checkpoint.hpp"
+#include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/run_losses.hpp"
 #include "scheduler/run_marker.hpp"
+#include "scheduler/session_changes.hpp"
+#include "scheduler/session_record.hpp"
+#include "scheduler/trainer_files.hpp"
 #include "scheduler/trainer_resume.hpp"
 
 namespace strata::scheduler {
@@ -20,32 +25,34 @@ class SessionStart {
   explicit SessionStart(const TrainOptions& options) : options_(options), config_(options.config) {}
 
   Session start() {
-    session_.directory = std::make_unique<RunDirectory>(options_.run_directory);
+    if (options_.resume && !options_.discard.empty())
+      throw Error(ErrorCode::invalid_configuration, "--discard names what starting over loses, and this start resumes", {},
+                  "leave it out, or add --resume never to lose that state for good");
+    session_.directory = std::make_unique<RunDirectory>(options_.run_directory, config_);
+    for (const std::string& note : session_.directory->notes()) narrate(note);
     const tiers::FileDescriptor directory = tiers::open_directory(options_.run_directory);
     session_.lock.emplace(directory.get(), options_.run_directory, tiers::DirectoryLock::Kind::run);
-    marker_ = RunMarker::read(options_.run_directory);
-    const bool marked = marker_.has_value();
-    if (!marked) marker_ = RunMarker::make();
+    check_run_names(options_.run_directory);
+    last_ = SessionRecord::read(options_.run_directory);
+    const bool marked = find_marker();
     PlannedRun planned = plan_run(config_);
     const RunPlan& plan = planned.plan;
     weights_ = std::make_unique<HfWeights>(config_.model.path, plan.model, plan.shape.layout);
     open_data(plan);
+    describe_session(planned);
     session_.record = new_record();
-    StateSource source;
-    if (options_.resume)
-      source = find_state({plan, options_.run_directory, session_.record, [this](const std::string& line) { narrate(line); },
-                           heeding_stop(options_.on_state_progress)});
+    const StateSource source = find_source(plan);
     check_run_files(options_.run_directory, plan, {source.step, options_.resume});
     narrate(plan_table(plan, std::nullopt));
-    if (!marked) marker_->write(options_.run_directory);
+    if (!marked) marker_.write(options_.run_directory);
     session_.runtime = std::make_unique<Runtime>(std::move(planned), source.store ? StoreMode::continue_ : StoreMode::create);
     for (const std::string& line : session_.runtime->description()) narrate(line);
     session_.directory->keep();
     if (!options_.resume) discard_earlier_run();
-    // Lines of steps that are run again go before the plan: from both, a later run tells whether this one had state in its store.
-    session_.metrics = std::make_unique<MetricsWriter>(options_.run_directory, session_.runtime->plan(), source.step);
-    write_plan(session_.runtime->plan());
-    load_state(std::move(source));
+    session_.metrics = std::make_unique<MetricsWriter>(options_.run_directory, session_.runtime->plan());
+    load_state(source);
+    session_.metrics->begin_after(session_.record);
+    write_description();
     return std::move(session_);
   }
 
@@ -63,6 +70,20 @@ class SessionStart {
   }
   fs::path checkpoints() const { return options_.run_directory / "checkpoints"; }
 
+  /// The run's marker; where it is missing, the id that the run's other files have, else a new one. Returns whether it is there.
+  bool find_marker() {
+    if (const std::optional<RunMarker> marker = RunMarker::read(options_.run_directory)) {
+      marker_ = *marker;
+      return true;
+    }
+    if (last_) marker_.run_id = last_->run_id;
+    if (marker_.run_id.empty())
+      for (const CheckpointInfo& info : list_checkpoints(checkpoints(), nullptr))
+        if (marker_.run_id.empty()) marker_.run_id = info.record.run_id;
+    if (marker_.run_id.empty()) marker_ = RunMarker::make();
+    return false;
+  }
+
   void open_data(const RunPlan& plan) {
     const auto open = [&](const std::vector<fs::path>& files) {
       return std::make_unique<TokenDataset>(TokenDatasetOptions{.files = files, .format = config_.data.format,
@@ -76,42 +97,91 @@ class SessionStart {
     if (!config_.data.eval.empty()) session_.eval_data = open(config_.data.eval);
   }
 
+  void describe_session(const PlannedRun& planned) {
+    now_.config = with_absolute_paths(config_).to_json();
+    now_.model = model_facts(planned.plan.model);
+    now_.weights = weights_identity(config_.model.path);
+    now_.train = describe_data(*session_.train_data);
+    if (session_.eval_data) now_.eval = describe_data(*session_.eval_data);
+    const gpu::DeviceInfo& device = planned.device->info();
+    now_.machine = {{"program version", STRATA_VERSION},
+                    {"device", fmt::format("{} ({})", device.kind, device.name)},
+                    {"compute threads", std::to_string(device.compute_threads)},
+                    {"instruction set", AdamUpdater::instruction_set()}};
+  }
+
   TrainerRecord new_record() const {
     TrainerRecord record;
     record.loss_scale = LossScaler::initial(config_.precision.compute);
-    record.run_id = marker_->run_id;
+    record.run_id = marker_.run_id;
     record.run_directory = fs::canonical(options_.run_directory).string();
     record.model_path = fs::weakly_canonical(config_.model.path).string();
-    record.data_identity = data_identity(config_);
+    record.data_identity = data_identity(config_, now_.train);
     return record;
+  }
+
+  /// What the run continues from; starting over, nothing, once everything that it would lose was named.
+  StateSource find_source(const RunPlan& plan) {
+    StateSource source;
+    if (options_.resume)
+      source = find_state({.plan = plan, .run_directory = options_.run_directory, .identity = session_.record,
+                           .accept = [this](const ContinuedState& state) { accept(state); },
+                           .narrate = [this](const std::string& line) { narrate(line); }, .progress = heeding_stop(options_.on_state_progress)});
+    if (source.store) return source;
+    const std::vector<std::string> going =
+        refuse_unnamed_losses({.config = config_, .run_directory = options_.run_directory, .uses_store = plan.uses_store(),
+                               .starts_over = !options_.resume, .discard = options_.discard});
+    for (const std::string& loss : going) narrate("discarded, as named: " + loss);
+    if (going.empty() || options_.resume) return source;
+    // Nothing that is left of the earlier run elsewhere is taken for this one's.
+    marker_ = RunMarker::make();
+    session_.record.run_id = marker_.run_id;
+    return source;
+  }
+
+  /// Of a run of a version that kept no facts of the model, its newest checkpoint has them.
+  void take_model_from_checkpoint() {
+    if (!last_ || !last_->model.empty()) return;
+    for (const CheckpointInfo& info : list_checkpoints(checkpoints(), nullptr)) {
+      last_->model = model_facts(read_model_description(info.path / kModelFolder));
+      return;
+    }
+  }
+
+  /// Says what has changed since the last session, or refuses to continue with it.
+  void accept(const ContinuedState& state) {
+    take_model_from_checkpoint();
+    const std::vector<std::string> lines = changes_since(last_, now_, config_, state, options_.allow);
+    if (changes_told_) return;  // for a newer checkpoint, which is damaged
+    changes_told_ = true;
+    for (const std::string& line : lines) narrate("changed since the last session: " + line);
   }
 
   /// Starting over was asked for: an earlier run's checkpoints and steps would be taken for this run's.
   void discard_earlier_run() const {
     std::error_code error;
-    fs::remove(options_.run_directory / "metrics.jsonl", error);
-    if (!fs::exists(checkpoints(), error)) return;
-    narrate("starting over: the checkpoints of an earlier run in this directory are removed");
-    fs::remove_all(checkpoints(), error);
-    if (error)
-      throw Error(ErrorCode::io, fmt::format("cannot remove an earlier run's checkpoints: {}", error.message()), checkpoints().string(),
-                  "remove them, or choose another --run-dir");
+    if (fs::exists(checkpoints(), error)) {
+      fs::remove_all(checkpoints(), error);
+      if (error)
+        throw Error(ErrorCode::io, fmt::format("cannot remove an earlier run's checkpoints: {}", error.message()), checkpoints().string(),
+                    "remove them, or choose another --run-dir");
+    }
+    marker_.write(options_.run_directory);
   }
 
-  void write_plan(const RunPlan& plan) const {
-    const std::string text = plan_json(plan, std::nullopt) + "\n";
-    write_file_atomically(options_.run_directory / "plan.json", text.data(), text.size());
-    // Absolute paths, so that the run's files are found from anywhere.
-    Config absolute = config_;
-    absolute.model.path = fs::absolute(absolute.model.path);
-    for (auto* files : {&absolute.data.train, &absolute.data.eval})
-      for (auto& file : *files) file = fs::absolute(file);
-    for (auto& directory : absolute.tiers.nvme) directory.path = fs::absolute(directory.path);
-    const std::string configuration = absolute.to_json() + "\n";
+  /// The plan and the configuration of this session, for people and for the next one.
+  void write_description() {
+    const std::string plan = plan_json(session_.runtime->plan(), std::nullopt) + "\n";
+    write_file_atomically(options_.run_directory / "plan.json", plan.data(), plan.size());
+    const std::string configuration = now_.config + "\n";
     write_file_atomically(options_.run_directory / "config.json", configuration.data(), configuration.size());
+    now_.run_id = marker_.run_id;
+    now_.step = session_.record.step;
+    if (now_.step > 0) now_.weights = last_ ? last_->weights : "";  // what the run started from, not what lies there now
+    now_.write(options_.run_directory);
   }
 
-  void load_state(StateSource source) {
+  void load_state(const StateSource& source) {
     TrainerRecord& record = session_.record;
     Runtime& runtime = *session_.runtime;
     tiers::NvmeStore* store = runtime.store();
@@ -141,7 +211,10 @@ class SessionStart {
 
   const TrainOptions& options_;
   const Config& config_;
-  std::optional<RunMarker> marker_;
+  RunMarker marker_;
+  std::optional<SessionRecord> last_;
+  SessionRecord now_;
+  bool changes_told_ = false;
   std::unique_ptr<HfWeights> weights_;
   Session session_;
 };

@@ -6,9 +6,9 @@
 
 #include "core/tokens.hpp"
 #include "scheduler/metrics.hpp"
+#include "scheduler/run_directory.hpp"
 #include "scheduler/runtime.hpp"
 #include "scheduler/trainer.hpp"
-#include "scheduler/trainer_files.hpp"
 #include "scheduler/trainer_record.hpp"
 #include "tiers/lock.hpp"
 

@@ -48,9 +48,11 @@ class Trainer {
       summary.last_loss = report.loss;
       const bool last = current_.step == config_.steps;
       const bool due = config_.checkpoint.every > 0 && current_.step % config_.checkpoint.every == 0;
-      if ((due || last) && session_.eval_data) report.eval_loss = evaluate();
+      // Before anything that follows the step: an end in the middle of an evaluation loses no line.
       session_.metrics->write(report);
+      if (plan().placement.all_state_in_store()) session_.metrics->sync();
       if (options_.on_step) options_.on_step(report);
+      if ((due || last) && session_.eval_data) report_evaluation();
       if (due && !last && !stop_requested()) save();
       if (current_.skipped_in_a_row >= kMaxSkippedInARow) {
         save();
@@ -61,14 +63,38 @@ class Trainer {
     }
     summary.interrupted = current_.step < config_.steps;
     summary.steps_done = current_.step;
-    summary.checkpoint = save();
+    if (current_.step == first_step()) explain_no_step();
+    summary.checkpoint = save_at_end();
     if (options_.hash_state) summary.state_hash = runtime().state().hash();
     if (!last_runs_.empty()) write_trace(options_.run_directory / "trace.json", plan(), last_runs_);
     return summary;
   }
 
+  /// A call that did no step says why.
+  void explain_no_step() const {
+    if (!options_.narrate || stop_requested() || current_.step < config_.steps) return;
+    options_.narrate(current_.step == config_.steps
+                         ? fmt::format("nothing to do: the run has done its {} steps; raise `steps` to go on", current_.step)
+                         : fmt::format("nothing to do: the run is at step {} and `steps` is {}; raise `steps` to go on", current_.step,
+                                       config_.steps));
+  }
+
+  /// The checkpoint of the last step; where this call did nothing, the one that is there.
+  std::filesystem::path save_at_end() {
+    if (current_.step == first_step() && current_.step > 0)
+      for (const CheckpointInfo& info : list_checkpoints(checkpoints(), nullptr))
+        if (info.record.step == current_.step && info.record.run_id == current_.run_id && is_current(info)) return info.path;
+    return save();
+  }
+
+  /// A reference to a store is the run's state only while the state lies there.
+  bool is_current(const CheckpointInfo& info) const {
+    return (info.kind == CheckpointKind::store) == plan().placement.all_state_in_store();
+  }
+
   std::filesystem::path save() {
     flush();
+    session_.metrics->sync();
     return write_checkpoint(checkpoints(), plan(), runtime().state(), runtime().store(), current_, config_.checkpoint.keep,
                             options_.on_state_progress);
   }
@@ -166,10 +192,13 @@ class Trainer {
     const double loss_scale = current_.loss_scale;
     ++current_.step;
     current_.samples += samples_per_step();
+    current_.last_step.reset();
     current_.skipped_in_a_row = report.skipped ? current_.skipped_in_a_row + 1 : 0;
     LossScaler::after_step(config_.precision.compute, !report.skipped, current_);
     if (report.skipped) return;
     ++current_.updates;
+    current_.last_step = LastStep{.loss = report.loss, .grad_norm = report.grad_norm, .lr = report.lr, .loss_scale = report.loss_scale,
+                                  .tokens = report.tokens};
     const AdamSettings settings{.beta1 = config_.optimizer.beta1, .beta2 = config_.optimizer.beta2,
                                 .epsilon = config_.optimizer.epsilon, .weight_decay = config_.optimizer.weight_decay};
     // As torch.nn.utils.clip_grad_norm_.
@@ -182,18 +211,23 @@ class Trainer {
     pending_.reset();
   }
 
-  /// The mean loss over the evaluation files, at most 64 steps' worth of samples.
-  double evaluate() {
+  /// The mean loss over the evaluation files, at most 64 steps' worth of samples, as a line of the metrics.
+  void report_evaluation() {
+    const auto begin = std::chrono::steady_clock::now();
     flush();
     const uint64_t rounds = std::clamp<uint64_t>(session_.eval_data->samples() / samples_per_step(), 1, 64);
     double sum = 0;
-    uint64_t counting = 0;
+    EvaluationReport report;
+    report.step = current_.step;
     for (uint64_t round = 0; round < rounds; ++round) {
-      counting += load_samples(*session_.eval_data, round * samples_per_step());
+      report.tokens += load_samples(*session_.eval_data, round * samples_per_step());
       run_program(plan().steps.evaluate);
       sum += loss_sum();
     }
-    return sum / static_cast<double>(std::max<uint64_t>(counting, 1));
+    report.loss = sum / static_cast<double>(std::max<uint64_t>(report.tokens, 1));
+    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    session_.metrics->write(report);
+    if (options_.on_evaluation) options_.on_evaluation(report);
   }
 
   const TrainOptions& options_;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/config.hpp"
 #include "scheduler/metrics.hpp"
@@ -17,10 +18,13 @@ struct TrainOptions {
   Config config;
   std::filesystem::path run_directory;
   bool resume = true;              // continue the run directory's newest state, where there is one
+  std::vector<std::string> discard;  // names of runs and stores whose saved state may be lost by not resuming (scheduler/run_losses.hpp)
+  std::vector<std::string> allow;    // changes to go on with that are otherwise refused (scheduler/session_changes.hpp)
   bool hash_state = false;         // compute TrainSummary::state_hash (reads all state once)
   const std::atomic<bool>* stop = nullptr;  // set from a signal handler: end after the step under way
   std::function<void(const std::string&)> narrate;      // a line for the log
   std::function<void(const StepReport&)> on_step;
+  std::function<void(const EvaluationReport&)> on_evaluation;
   ProgressCallback on_data_progress;   // while the token files are checked at start, in bytes
   ProgressCallback on_state_progress;  // while weights are loaded and checkpoints written
 };
@@ -37,8 +41,8 @@ struct TrainSummary {
 /// Trains to config.steps or until stopped, leaving a checkpoint. Everything that can be refused (budgets, model, data, directories)
 /// is refused before the first step, and before an earlier run's state is touched; only the weights' values (finite in the compute
 /// format) are looked at while they are loaded. A run that made progress is never started over
-/// unless `resume` is false: without whole state to continue, it is refused. What it makes is the user's alone (core/file.hpp,
-/// PrivateFiles). Throws Error.
+/// unless `resume` is false and what is lost is named: without whole state to continue, it is refused. What it makes is the
+/// user's alone (core/file.hpp, PrivateFiles). Throws Error.
 TrainSummary train(const TrainOptions& options);
 
 }  // namespace strata::scheduler

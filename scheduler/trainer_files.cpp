@@ -3,13 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 
 #include "core/config.hpp"
 #include "core/error.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/run_marker.hpp"
-#include "tiers/lock.hpp"
+#include "scheduler/session_record.hpp"
+#include "tiers/file.hpp"
 
 namespace strata::scheduler {
 
@@ -29,24 +31,6 @@ uint64_t bytes_below(const fs::path& folder) {
 int64_t checkpoints_to_come(const Config& config, int64_t step) {
   if (config.checkpoint.every == 0 || step >= config.steps) return 1;
   return (config.steps - 1) / config.checkpoint.every - step / config.checkpoint.every + 1;
-}
-
-void check_names(const fs::path& run_directory) {
-  std::error_code error;
-  for (const char* name : {"config.json", "plan.json", "metrics.jsonl", "trace.json"}) {
-    const fs::path path = run_directory / name;
-    if (fs::exists(path, error) && !fs::is_regular_file(path, error))
-      throw Error(ErrorCode::io, "the run writes a file of this name, and something else has it", path.string(),
-                  "remove it or choose another --run-dir");
-  }
-  const fs::path folder = run_directory / "checkpoints";
-  if (!fs::exists(folder, error)) return;
-  if (!fs::is_directory(folder, error))
-    throw Error(ErrorCode::io, "the run makes a directory of this name, and something else has it", folder.string(),
-                "remove it or choose another --run-dir");
-  if (access(folder.c_str(), W_OK | X_OK) != 0)
-    throw Error(ErrorCode::io, fmt::format("checkpoints cannot be written there: {}", system_reason(errno)), folder.string(),
-                "make it writable or choose another --run-dir");
 }
 
 void check_free_space(const fs::path& run_directory, const RunPlan& plan, RunStart start) {
@@ -72,23 +56,28 @@ void check_free_space(const fs::path& run_directory, const RunPlan& plan, RunSta
 
 }  // namespace
 
-RunDirectory::RunDirectory(const fs::path& path) : path_(path) {
+void check_run_names(const fs::path& run_directory) {
+  const tiers::FileDescriptor directory = tiers::open_directory(run_directory);
+  for (const char* name : {kMarkerName, kSessionName, "config.json", "plan.json", "metrics.jsonl", "trace.json"}) {
+    try {
+      tiers::open_file(directory.get(), name, tiers::Access::read_write, run_directory);
+    } catch (const Error& error) {
+      throw Error(ErrorCode::io, fmt::format("the run writes a file of this name, and cannot: {}", error.message()), error.where(),
+                  "move it away or choose another --run-dir");
+    }
+  }
   std::error_code error;
-  made_ = fs::create_directories(path_, error);
-  if (error)
-    throw Error(ErrorCode::io, fmt::format("cannot make the run directory: {}", error.message()), path_.string(),
-                "give --run-dir a directory that can be written");
-}
-
-RunDirectory::~RunDirectory() {
-  if (!made_) return;
-  std::error_code ignored;
-  for (const char* name : {kMarkerName, tiers::kLockFileName}) fs::remove(path_ / name, ignored);
-  fs::remove(path_, ignored);
+  const fs::path folder = run_directory / "checkpoints";
+  if (!fs::exists(fs::symlink_status(folder, error))) return;
+  if (!fs::is_directory(folder, error))
+    throw Error(ErrorCode::io, "the run makes a directory of this name, and something else has it", folder.string(),
+                "move it away or choose another --run-dir");
+  if (access(folder.c_str(), W_OK | X_OK) != 0)
+    throw Error(ErrorCode::io, fmt::format("checkpoints cannot be written there: {}", system_reason(errno)), folder.string(),
+                "make it writable or choose another --run-dir");
 }
 
 void check_run_files(const fs::path& run_directory, const RunPlan& plan, RunStart start) {
-  check_names(run_directory);
   check_free_space(run_directory, plan, start);
 }
 

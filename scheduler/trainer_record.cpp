@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <system_error>
 
 #include "core/json.hpp"
 
@@ -18,8 +17,12 @@ TrainerRecord TrainerRecord::with_state_of(const TrainerRecord& loaded) const {
   return record;
 }
 
+bool TrainerRecord::same_run(const TrainerRecord& saved) const {
+  return saved.run_id.empty() ? saved.run_directory == run_directory : saved.run_id == run_id;
+}
+
 std::string TrainerRecord::to_json() const {
-  const nlohmann::ordered_json json = {{"version", 2},
+  nlohmann::ordered_json json = {{"version", 2},
                                        {"step", step},
                                        {"updates", updates},
                                        {"samples", samples},
@@ -30,7 +33,14 @@ std::string TrainerRecord::to_json() const {
                                        {"run_directory", run_directory},
                                        {"model_path", model_path},
                                        {"data_identity", data_identity}};
-  return json.dump();
+  const auto finite = [](double value) { return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr); };
+  if (last_step)
+    json["last_step"] = {{"loss", finite(last_step->loss)},
+                         {"grad_norm", finite(last_step->grad_norm)},
+                         {"lr", last_step->lr},
+                         {"loss_scale", last_step->loss_scale},
+                         {"tokens", last_step->tokens}};
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 TrainerRecord TrainerRecord::from_json(const std::string& text, const std::string& name) {
@@ -46,6 +56,10 @@ TrainerRecord TrainerRecord::from_json(const std::string& text, const std::strin
     json.at("loss_scale").get_to(record.loss_scale);
     json.at("good_steps").get_to(record.good_steps);
     json.at("skipped_in_a_row").get_to(record.skipped_in_a_row);
+    if (const auto last = json.find("last_step"); last != json.end()) {
+      const auto number = [&](const char* key) { return last->at(key).is_null() ? std::nan("") : last->at(key).get<double>(); };
+      record.last_step = {number("loss"), number("grad_norm"), number("lr"), number("loss_scale"), last->at("tokens").get<uint64_t>()};
+    }
     if (version >= 2) json.at("run_id").get_to(record.run_id);
     json.at("run_directory").get_to(record.run_directory);
     json.at("model_path").get_to(record.model_path);
@@ -54,15 +68,6 @@ TrainerRecord TrainerRecord::from_json(const std::string& text, const std::strin
   } catch (const Json::exception& error) {
     throw Error(ErrorCode::data_corruption, fmt::format("the trainer record is not whole: {}", error.what()), name);
   }
-}
-
-std::string data_identity(const Config& config) {
-  std::string identity = fmt::format("seed {} sequence {}", config.data.seed, config.data.sequence_length);
-  for (const auto& file : config.data.train) {
-    std::error_code ignored;
-    identity += fmt::format(" {}:{}", file.filename().string(), std::filesystem::file_size(file, ignored));
-  }
-  return identity;
 }
 
 void LossScaler::after_step(DType compute, bool finite, TrainerRecord& record) {

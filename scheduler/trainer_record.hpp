@@ -2,11 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/config.hpp"
 
 namespace strata::scheduler {
+
+/// What metrics.jsonl says of a step, kept with the step's state: the process can end between the two.
+struct LastStep {
+  double loss = 0, grad_norm = 0, lr = 0, loss_scale = 1;
+  uint64_t tokens = 0;
+};
 
 struct TrainerRecord {
   int64_t step = 0;       // steps done, skipped ones included
@@ -15,6 +22,7 @@ struct TrainerRecord {
   double loss_scale = 1.0;
   int64_t good_steps = 0;  // since the loss scale changed
   int64_t skipped_in_a_row = 0;
+  std::optional<LastStep> last_step;  // absent before the first, after a skipped one and in records of version 1
 
   // Whose state it is. Another run's store or another data order is refused, not continued.
   std::string run_id;         // of the run's marker (scheduler/run_marker.hpp); empty in records of version 1
@@ -25,15 +33,14 @@ struct TrainerRecord {
   /// This run's identity with the progress of a record that it continues.
   TrainerRecord with_state_of(const TrainerRecord& loaded) const;
 
+  /// Whether `saved` was written by this record's run: by the run's id, or in records of version 1 by its directory.
+  bool same_run(const TrainerRecord& saved) const;
+
   /// At most a few kilobytes: it is written with every commit of a store.
   std::string to_json() const;
   /// Reads version 1, which has no run id, too. `name` stands for the source in messages. Throws data_corruption.
   static TrainerRecord from_json(const std::string& text, const std::string& name);
 };
-
-/// Names, sizes and order of the training files, the seed and the sequence length, as one string: equal exactly when sample number n is
-/// the same tokens.
-std::string data_identity(const Config& config);
 
 /// Dynamic loss scaling for fp16: halves on a non-finite gradient, doubles after 2000 finite steps.
 class LossScaler {

@@ -53,7 +53,7 @@ class StateFinder {
     }
     for (const CheckpointInfo& info : found) {
       if (info.kind == CheckpointKind::files) {
-        check_record(info.record, info.path.string(), /*store=*/false);
+        request_.accept({info.record, /*in_store=*/false, info.path.string()});
         source.checkpoint = open_if_whole(info, broken);
         source.step = info.record.step;
       } else if (&info == &found.front()) {
@@ -66,7 +66,7 @@ class StateFinder {
     }
     if (!broken.empty())
       throw Error(ErrorCode::data_corruption, fmt::format("none of the run's checkpoints is whole:\n  - {}", fmt::join(broken, "\n  - ")),
-                  checkpoints().string(), "put back whole copies of those files, or --resume never to start over");
+                  checkpoints().string(), "put back whole copies of those files; nothing else has the run's steps");
     refuse_lost_store();
     return {};
   }
@@ -79,25 +79,27 @@ class StateFinder {
     return !one.unfinished && one.path.filename().string().starts_with("step-");
   }
 
-  /// An earlier state is continued only when it is this run's; anything else would train the wrong thing in silence.
-  void check_record(const TrainerRecord& found, const std::string& where, bool store) const {
-    const auto differ = [&](const char* what, const std::string& theirs, const std::string& ours) {
-      if (theirs != ours)
-        throw Error(ErrorCode::invalid_configuration,
-                    fmt::format("the saved state is of another {}: {} (this run: {})", what, theirs, ours), where,
-                    "give the configuration it was made with, another --run-dir and tiers.nvme directory, or --resume "
-                    "never to discard it");
-    };
-    if (store) differ("run", found.run_directory, request_.identity.run_directory);
-    differ("model", found.model_path, request_.identity.model_path);
-    differ("data order", found.data_identity, request_.identity.data_identity);
+  /// Another run's state in this run's store is never continued, and never lost by the way.
+  void refuse_other_run(const TrainerRecord& found, uint64_t generation, const std::string& where) const {
+    if (request_.identity.same_run(found)) return;
+    std::error_code error;
+    const fs::path owner(found.run_directory);
+    throw Error(ErrorCode::invalid_configuration,
+                fmt::format("the store holds the state of another run: \"{}\" ({}{}) at step {}, generation {}", owner.filename().string(),
+                            owner.string(), fs::exists(owner, error) ? "" : ", which is not there now", found.step, generation),
+                where,
+                fmt::format("name another directory in tiers.nvme, or continue that run with --run-dir {}; only to lose its state at "
+                            "step {} for good: --resume never --discard {}",
+                            owner.string(), found.step, owner.filename().string()));
   }
 
   /// Returns the step that the store is at.
   int64_t check_store() const {
     const std::string where = directories_.front().string();
-    const TrainerRecord found = TrainerRecord::from_json(tiers::NvmeStore::inspect(directories_.front()).record, where);
-    check_record(found, where, /*store=*/true);
+    const tiers::StoreSummary summary = tiers::NvmeStore::inspect(directories_.front());
+    const TrainerRecord found = TrainerRecord::from_json(summary.record, where);
+    refuse_other_run(found, summary.generation, where);
+    request_.accept({found, /*in_store=*/true, where});
     if (!request_.plan.placement.all_state_in_store()) refuse_store(found.step, directories_);
     return found.step;
   }
@@ -120,14 +122,14 @@ class StateFinder {
   [[noreturn]] void refuse_store(int64_t step, const std::vector<fs::path>& directories) const {
     if (!tiers::NvmeStore::has_commit(directories))
       throw Error(ErrorCode::invalid_data, fmt::format("the run's state at step {} is in an NVMe store that is not there", step),
-                  joined(directories), "mount its drive or bring the directories back, or --resume never to start over");
+                  joined(directories), "mount its drive or bring the directories back; the run's steps are nowhere else");
     if (!same_directories(directories, directories_))
       throw Error(ErrorCode::invalid_configuration,
                   fmt::format("the run's state at step {} is in an NVMe store that this configuration does not name", step),
-                  joined(directories), "name its directories in tiers.nvme, or --resume never to start over");
+                  joined(directories), "name its directories in tiers.nvme");
     throw Error(ErrorCode::invalid_configuration,
                 fmt::format("the store holds this run's state at step {}, but this configuration places the optimizer elsewhere", step),
-                joined(directories), "keep placement.optimizer on nvme, or --resume never to discard that state");
+                joined(directories), "keep placement.optimizer on nvme");
   }
 
   /// There is no state, yet the run's files may tell of steps: whose state was committed to a store with each one, or which never

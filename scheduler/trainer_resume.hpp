@@ -8,6 +8,7 @@
 
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/run_plan.hpp"
+#include "scheduler/session_changes.hpp"
 #include "scheduler/trainer_record.hpp"
 
 namespace strata::scheduler {
@@ -22,6 +23,8 @@ struct ResumeRequest {
   const RunPlan& plan;
   const std::filesystem::path& run_directory;
   const TrainerRecord& identity;  // whose state may be continued
+  /// Told a state before its bytes are read; throws when this session cannot continue it.
+  std::function<void(const ContinuedState&)> accept;
   std::function<void(const std::string&)> narrate;
   ProgressCallback progress;      // while a checkpoint is checked; in bytes
 };

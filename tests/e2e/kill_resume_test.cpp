@@ -66,7 +66,7 @@ TEST(KillAndResume, InterruptEndsAfterTheStepWithStateCommitted) {
   while (run.running() && run.text().find("step 1/") == std::string::npos)
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   run.kill(SIGINT);
-  ASSERT_EQ(run.wait(), 0) << run.text();
+  ASSERT_EQ(run.wait(), 3) << run.text();
   EXPECT_NE(run.text().find("stopped after step"), std::string::npos) << run.text();
   files.config.steps = std::stoll(run.value("steps")) + 3;
   ProgramRun again(files.train("run"), files / "again.log");

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
 
 #include "core/error.hpp"
 #include "scheduler/checkpoint.hpp"
@@ -60,6 +61,8 @@ class RunDirectory : public testing::Test {
     TrainOptions options;
     options.config = config_;
     options.run_directory = run_directory;
+    options.resume = resume_;
+    options.discard = discard_;
     options.hash_state = true;
     options.on_step = [&](const StepReport& report) {
       last_step_ = report.step;
@@ -79,6 +82,8 @@ class RunDirectory : public testing::Test {
 
   ScratchDirectory directory_{disk_of_the_build()};
   Config config_;
+  bool resume_ = true;
+  std::vector<std::string> discard_;
   int64_t last_step_ = 0;  // of the newest run
 };
 
@@ -86,6 +91,7 @@ TEST_F(RunDirectory, ANameThatIsTakenByAnotherKindOfFileIsRefusedAtStart) {
   const fs::path path = directory_ / "run";
   for (const char* name : {"metrics.jsonl", "trace.json", "plan.json", "config.json"}) {
     fs::create_directories(path / name);
+    RunMarker::make().write(path);
     EXPECT_THAT(refusal(path), AllOf(HasSubstr((path / name).string()), HasSubstr("--run-dir")));
     fs::remove_all(path / name);
   }
@@ -176,10 +182,156 @@ TEST_F(RunDirectory, EverythingThatARunMakesIsItsUsersAloneWhateverTheUmask) {
     std::vector<fs::path> paths = {path, directory_ / "nvme"};
     for (const fs::path& root : {path, directory_ / "nvme"})
       for (const auto& entry : fs::recursive_directory_iterator(root)) paths.push_back(entry.path());
+    constexpr fs::perms kFile = fs::perms::owner_read | fs::perms::owner_write;
     for (const fs::path& one : paths)
-      EXPECT_EQ(fs::status(one).permissions(), fs::is_directory(one) ? fs::perms::owner_all : fs::perms::owner_read | fs::perms::owner_write)
-          << one;
+      EXPECT_EQ(fs::status(one).permissions(), fs::is_directory(one) ? fs::perms::owner_all : kFile) << one;
   }
+}
+
+/// Names, sizes and contents below a directory.
+std::map<std::string, std::string> contents(const fs::path& directory) {
+  std::map<std::string, std::string> found;
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.is_regular_file()) found[entry.path().string()] = read_file(entry.path());
+  return found;
+}
+
+TEST_F(RunDirectory, ADirectoryOfSomethingElseIsRefusedAndNothingInItChanges) {
+  const fs::path model = directory_ / "model", notes = directory_ / "notes", other = directory_ / "other";
+  fs::create_directory(notes);
+  write_file(notes / "thesis.txt", "precious");
+  fs::create_directories(other / "checkpoints/step-1");  // of another program
+  write_file(other / "metrics.jsonl", "{\"step\": 1, \"train_loss\": 2}\n");
+  for (const fs::path& path : {model, notes, other}) {
+    const auto before = contents(path);
+    for (const bool resume : {true, false}) {
+      resume_ = resume;
+      EXPECT_THAT(refusal(path), AllOf(HasSubstr("something else"), HasSubstr(path.string()), HasSubstr("--run-dir")));
+    }
+    EXPECT_EQ(contents(path), before);
+    EXPECT_FALSE(fs::exists(path / "strata.lock"));
+  }
+  EXPECT_THAT(refusal(model), HasSubstr("a model: config.json, model.safetensors"));
+  EXPECT_THAT(refusal(notes), HasSubstr("thesis.txt"));
+  write_file(notes / "run.json", "{}");
+  EXPECT_THAT(refusal(notes), HasSubstr("run.json"));
+  EXPECT_FALSE(fs::exists(notes / "strata.lock"));
+}
+
+TEST_F(RunDirectory, AnEmptyDirectoryMayHoldTheStoresDirectoryAndALockAlready) {
+  config_.placement = {Tier::nvme, Tier::nvme, Tier::nvme, ActivationPolicy::recompute};
+  config_.steps = 1;
+  fs::create_directories(directory_ / "run/drives/a");
+  fs::permissions(directory_ / "run/drives/a", fs::perms::owner_all);
+  write_file(directory_ / "run/strata.lock", "");
+  config_.tiers.nvme = {{directory_ / "run/drives/a", 1ull << 30}};
+  EXPECT_EQ(run(directory_ / "run").steps_done, 1);
+  config_.tiers.nvme = {{directory_ / "same", 1ull << 30}};
+  fs::create_directories(directory_ / "same");
+  EXPECT_THAT(refusal(directory_ / "same"), AllOf(HasSubstr("NVMe store, too"), HasSubstr("same/nvme")));
+}
+
+TEST_F(RunDirectory, ARunOfAVersionWithoutMarkersIsContinuedAndMarked) {
+  config_.steps = 7;
+  const std::string id = read_checkpoint_info(run(directory_ / "run").checkpoint).record.run_id;
+  for (const char* name : {"run.json", "session.json"}) fs::remove(directory_ / "run" / name);
+  config_.steps = 8;
+  EXPECT_EQ(run(directory_ / "run").resumed_from, 7);
+  EXPECT_EQ(RunMarker::read(directory_ / "run")->run_id, id) << "its checkpoints name it";
+}
+
+TEST_F(RunDirectory, StartingOverLosesOnlyWhatIsNamed) {
+  config_.steps = 7;
+  run(directory_ / "run");
+  const std::string id = RunMarker::read(directory_ / "run")->run_id;
+  const auto before = contents(directory_ / "run/checkpoints");
+  const std::string metrics = read_file(directory_ / "run/metrics.jsonl");
+  resume_ = false;
+  for (const std::vector<std::string>& names : std::vector<std::vector<std::string>>{{}, {"another"}, {""}}) {
+    discard_ = names;
+    EXPECT_THAT(refusal(directory_ / "run"),
+                AllOf(HasSubstr("the run \"run\" (" + (directory_ / "run").string() + "): 7 steps"), HasSubstr("step-00000007"),
+                      HasSubstr("--discard run")));
+    EXPECT_EQ(contents(directory_ / "run/checkpoints"), before);
+    EXPECT_EQ(read_file(directory_ / "run/metrics.jsonl"), metrics);
+  }
+  for (const bool by_id : {false, true}) {
+    discard_ = {by_id ? RunMarker::read(directory_ / "run")->run_id : "run"};
+    EXPECT_EQ(run(directory_ / "run").resumed_from, 0);
+    EXPECT_NE(RunMarker::read(directory_ / "run")->run_id, id) << "it is another run";
+  }
+  resume_ = true;
+  EXPECT_THAT(refusal(directory_ / "run"), HasSubstr("--discard"));
+}
+
+TEST_F(RunDirectory, AnotherRunsStoreIsLostOnlyWhenThatRunIsNamed) {
+  config_.placement = {Tier::nvme, Tier::nvme, Tier::nvme, ActivationPolicy::recompute};
+  config_.steps = 3;
+  const std::string hash = run(directory_ / "a").state_hash;
+  const std::string text = refusal(directory_ / "b");
+  EXPECT_THAT(text, AllOf(HasSubstr("another run: \"a\" (" + (directory_ / "a").string() + ") at step 3"), HasSubstr("--discard a")));
+  EXPECT_FALSE(fs::exists(directory_ / "b"));
+  resume_ = false;
+  EXPECT_THAT(refusal(directory_ / "b"), AllOf(HasSubstr("step 3 of the run \"a\""), HasSubstr("generation"), HasSubstr("--discard a")));
+  resume_ = true;
+  EXPECT_EQ(run(directory_ / "a").state_hash, hash);
+  fs::create_directories(directory_ / "elsewhere");
+  resume_ = false;
+  discard_ = {"a"};
+  EXPECT_EQ(run(directory_ / "elsewhere/a").steps_done, 3);
+  resume_ = true;
+  discard_ = {};
+  EXPECT_THAT(refusal(directory_ / "a"), HasSubstr("another run: \"a\" (" + (directory_ / "elsewhere/a").string()));
+  // Here are two runs of one name, which that name does not tell apart.
+  resume_ = false;
+  discard_ = {"a"};
+  EXPECT_THAT(refusal(directory_ / "a"), AllOf(HasSubstr("--discard " + (directory_ / "a").string()),
+                                              HasSubstr("--discard " + (directory_ / "elsewhere/a").string())));
+}
+
+TEST_F(RunDirectory, APlantedLinkOrPipeIsRefusedWithoutWaitingAndLeftAlone) {
+  const fs::path path = directory_ / "run", victim = directory_ / "victim";
+  config_.steps = 1;
+  run(path);
+  write_file(victim, "precious");
+  config_.steps = 2;
+  for (const char* name : {"strata.lock", "run.json", "session.json", "config.json", "plan.json", "metrics.jsonl", "trace.json"}) {
+    fs::rename(path / name, directory_ / "aside");
+    fs::create_symlink(victim, path / name);
+    EXPECT_THAT(refusal(path), HasSubstr((path / name).string())) << name;
+    fs::remove(path / name);
+    fs::create_symlink(directory_ / "nowhere", path / name);
+    EXPECT_THAT(refusal(path), HasSubstr((path / name).string())) << name;
+    fs::remove(path / name);
+    fs::create_hard_link(victim, path / name);
+    EXPECT_THAT(refusal(path), HasSubstr((path / name).string())) << name;
+    fs::remove(path / name);
+    ASSERT_EQ(mkfifo((path / name).c_str(), 0600), 0);
+    EXPECT_THAT(refusal(path), HasSubstr((path / name).string())) << name;
+    fs::remove(path / name);
+    EXPECT_EQ(read_file(victim), "precious") << name;
+    EXPECT_FALSE(fs::exists(directory_ / "nowhere"));
+    fs::rename(directory_ / "aside", path / name);
+  }
+  EXPECT_EQ(run(path).steps_done, 2);
+}
+
+TEST_F(RunDirectory, RemovingTheLockFileLetsNoSecondRunIn) {
+  config_.steps = 2;
+  std::string second;
+  run(directory_ / "run", [&](int64_t step) {
+    if (step != 1) return;
+    fs::remove(directory_ / "run/strata.lock");
+    TrainOptions options;
+    options.config = config_;
+    options.run_directory = directory_ / "run";
+    try {
+      train(options);
+    } catch (const Error& error) {
+      second = error.what();
+    }
+  });
+  EXPECT_THAT(second, HasSubstr("lock file was removed"));
 }
 
 TEST_F(RunDirectory, AModelThatGoesAwayIsNamedByTheCheckpointThatNeedsItsFiles) {

@@ -26,12 +26,12 @@ TEST(RunGuards, ASecondRunInTheSameDirectoryIsRefusedWithTheFirstOnesProcessId) 
   // The same store under another run directory is no way around it.
   std::vector<std::string> other = files.train("run");
   other[3] = (files / "elsewhere").string();
-  other.insert(other.end(), {"--resume", "never"});
+  other.insert(other.end(), {"--resume", "never", "--discard", "run"});
   ProgramRun third(other, files / "third.log");
   EXPECT_EQ(third.wait(), 1);
   EXPECT_NE(third.text().find(std::to_string(first.pid())), std::string::npos) << third.text();
   first.kill(SIGINT);
-  EXPECT_EQ(first.wait(), 0) << first.text();
+  EXPECT_EQ(first.wait(), 3) << first.text();
 }
 
 TEST(RunGuards, EverySignalThatAsksForAnEndLetsTheStepFinish) {
@@ -40,7 +40,7 @@ TEST(RunGuards, EverySignalThatAsksForAnEndLetsTheStepFinish) {
     ProgramRun run(files.train("run"), files / (std::to_string(signal_number) + ".log"));
     while (run.running() && run.text().find("tok/s") == std::string::npos) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     run.kill(signal_number);
-    EXPECT_EQ(run.wait(), 0) << run.text();
+    EXPECT_EQ(run.wait(), 3) << run.text();
     EXPECT_NE(run.text().find("stopped after step"), std::string::npos) << run.text();
   }
 }
@@ -54,7 +54,35 @@ TEST(RunGuards, AnotherRunsStoreIsNotContinued) {
   ProgramRun second(other, files / "second.log");
   EXPECT_EQ(second.wait(), 2);
   EXPECT_NE(second.text().find("another run"), std::string::npos) << second.text();
-  EXPECT_NE(second.text().find("--resume never"), std::string::npos) << second.text();
+  EXPECT_NE(second.text().find("\"run\" (" + (files / "run").string() + ") at step 3"), std::string::npos) << second.text();
+  // Nor is it lost for a new run of its own, unless it is named.
+  other.insert(other.end(), {"--resume", "never"});
+  ProgramRun unnamed(other, files / "unnamed.log");
+  EXPECT_EQ(unnamed.wait(), 2);
+  EXPECT_NE(unnamed.text().find("at step 3"), std::string::npos) << unnamed.text();
+  EXPECT_NE(unnamed.text().find("--discard run"), std::string::npos) << unnamed.text();
+  EXPECT_FALSE(std::filesystem::exists(files / "elsewhere"));
+  ProgramRun again(files.train("run"), files / "again.log");
+  ASSERT_EQ(again.wait(), 0) << again.text();
+  EXPECT_EQ(again.value("state_hash"), first.value("state_hash"));
+  EXPECT_NE(again.text().find("nothing to do: the run has done its 3 steps"), std::string::npos) << again.text();
+  other.insert(other.end(), {"--discard", "run"});
+  ProgramRun named(other, files / "named.log");
+  EXPECT_EQ(named.wait(), 0) << named.text();
+  EXPECT_NE(named.text().find("discarded, as named: the store in"), std::string::npos) << named.text();
+}
+
+TEST(RunGuards, ACallThatDoesNothingSaysWhyAndLeavesTheRunAsItIs) {
+  RunFiles files(scheduler::kTinyTiedLlama, 6);
+  ProgramRun first(files.train("run"), files / "first.log");
+  ASSERT_EQ(first.wait(), 0) << first.text();
+  const std::string metrics = read_file(files / "run/metrics.jsonl");
+  files.config.steps = 5;
+  ProgramRun again(files.train("run"), files / "again.log");
+  EXPECT_EQ(again.wait(), 0) << again.text();
+  EXPECT_NE(again.text().find("nothing to do: the run is at step 6 and `steps` is 5"), std::string::npos) << again.text();
+  EXPECT_EQ(again.value("steps"), "6");
+  EXPECT_EQ(read_file(files / "run/metrics.jsonl"), metrics);
 }
 
 TEST(RunGuards, ABudgetThatCannotHoldTheRunIsRefusedWithATableBeforeAnything) {
@@ -110,10 +138,38 @@ TEST(RunGuards, AWrongModelOrDataFileIsRefusedAtOnceAndLeavesTheOldState) {
   };
   EXPECT_NE(refused("model.path=\"nowhere\"").find("nowhere"), std::string::npos);
   EXPECT_NE(refused("data.train=[\"nowhere.txt\"]").find("nowhere.txt"), std::string::npos);
-  EXPECT_NE(refused("data.seed=7").find("data order"), std::string::npos);
+  EXPECT_NE(refused("data.seed=7").find("data.seed 42 -> 7"), std::string::npos);
   ProgramRun again(files.train("run"), files / "again.log");
   ASSERT_EQ(again.wait(), 0) << again.text();
   EXPECT_EQ(again.value("state_hash"), first.value("state_hash"));
+}
+
+TEST(RunGuards, ThousandsOfTrainingFilesFitTheStoresRecordAndAnyLimitOfOpenFilesThatCanBeRaised) {
+  constexpr int kFiles = 3000;  // their names alone are longer than a commit record can be
+  RunFiles files(scheduler::kTinyTiedLlama, 2);
+  files.config.data.train.clear();
+  for (int i = 0; i < kFiles; ++i) {
+    const std::filesystem::path file = files / ("a-part-of-the-text-with-a-long-name-" + std::to_string(i) + ".txt");
+    write_file(file, std::string(40, static_cast<char>('a' + i % 26)));
+    files.config.data.train.push_back(file);
+  }
+  const auto few_files = [] {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 1024;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  };
+  ProgramRun first(files.train("run"), files / "first.log", few_files);
+  ASSERT_EQ(first.wait(), 0) << first.text();
+  files.config.steps = 4;
+  ProgramRun again(files.train("run"), files / "again.log", few_files);
+  ASSERT_EQ(again.wait(), 0) << again.text();
+  EXPECT_NE(again.text().find("resumed from the store at step 2"), std::string::npos) << again.text();
+  EXPECT_EQ(again.text().find("data.train"), std::string::npos) << again.text();
+  write_file(files.config.data.train[2345], std::string(40, '!'));
+  ProgramRun changed(files.train("run"), files / "changed.log");
+  EXPECT_EQ(changed.wait(), 2);
+  EXPECT_NE(changed.text().find("file 2346 of 3000"), std::string::npos) << changed.text();
 }
 
 TEST(RunGuards, OmpNumThreadsHasNoEffect) {

@@ -92,6 +92,10 @@ inline TrainSummary run_training(const Config& config, const std::filesystem::pa
   options.config = config;
   options.run_directory = run_directory;
   options.resume = resume;
+  if (!resume) {  // whatever an earlier run of the test left there
+    options.discard = {std::filesystem::weakly_canonical(run_directory).string()};
+    for (const auto& store : config.tiers.nvme) options.discard.push_back(store.path.string());
+  }
   options.hash_state = true;
   return train(options);
 }
