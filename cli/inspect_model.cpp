@@ -3,6 +3,8 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <system_error>
+#include <unordered_set>
 
 #include "cli/console.hpp"
 #include "cli/inspectors.hpp"
@@ -99,40 +101,41 @@ constexpr uint64_t kMissingListed = 1000;
 
 /// Adds "weight_files" (a row for each file that is there, and for the first that are not) and "dtypes". A file that is not whole has its
 /// problem in its row.
-void add_weight_files(const std::set<fs::path>& files, Facts& facts) {
+void add_weight_files(const fs::path& directory, const std::set<std::string>& names, Facts& facts) {
   Facts rows = Facts::array();
   DTypeCounts counts;
   uint64_t bytes = 0, missing = 0;
-  for (const fs::path& path : files) {
-    if (!is_named(path)) {
+  // An index may name a file for every tensor; what is there is asked for once. Where that is refused, each file says so.
+  std::error_code error;
+  std::unordered_set<std::string> there;
+  for (fs::directory_iterator at(directory.empty() ? "." : directory, error), end; !error && at != end; at.increment(error))
+    there.insert(at->path().filename().string());
+  for (const std::string& name : names) {
+    if (!error && !there.contains(name)) {
       if (++missing <= kMissingListed)
-        rows.push_back({{"file", path.filename().string()}, {"tensors", nullptr}, {"bytes", nullptr}, {"state", "is not there"}});
+        rows.push_back({{"file", name}, {"tensors", nullptr}, {"bytes", nullptr}, {"state", "is not there"}});
       continue;
     }
     try {
-      const SafetensorsFile file(path);
+      const SafetensorsFile file(directory / name);
       count_dtypes(file, counts);
       bytes += file.data_bytes();
-      rows.push_back({{"file", path.filename().string()}, {"tensors", file.tensors().size()}, {"bytes", file.data_bytes()},
-                      {"state", "readable"}});
-    } catch (const Error& error) {
-      rows.push_back({{"file", path.filename().string()}, {"tensors", nullptr}, {"bytes", nullptr}, {"state", error.message()}});
+      rows.push_back({{"file", name}, {"tensors", file.tensors().size()}, {"bytes", file.data_bytes()}, {"state", "readable"}});
+    } catch (const Error& problem) {
+      rows.push_back({{"file", name}, {"tensors", nullptr}, {"bytes", nullptr}, {"state", problem.message()}});
     }
   }
   facts["weights_bytes"] = bytes;
-  facts["files"] = files.size();
+  facts["files"] = names.size();
   if (missing > 0) facts["missing_files"] = missing;
   facts["weight_files"] = rows;
   facts["dtypes"] = dtype_rows(counts);
 }
 
-std::set<fs::path> files_of_index(const fs::path& index) {
-  // Names are compared as text first: comparing paths is slow, and an index may name a file for every tensor.
+std::set<std::string> names_in(const std::map<std::string, std::string>& file_of_tensor) {
   std::set<std::string> names;
-  for (const auto& [tensor, file] : read_safetensors_index(index)) names.insert(file);
-  std::set<fs::path> files;
-  for (const std::string& name : names) files.insert(files.end(), index.parent_path() / name);
-  return files;
+  for (const auto& [tensor, file] : file_of_tensor) names.insert(file);
+  return names;
 }
 
 Facts tokenizer_files(const fs::path& directory) {
@@ -147,7 +150,12 @@ Facts tokenizer_files(const fs::path& directory) {
 
 std::set<fs::path> weight_files(const fs::path& directory) {
   if (is_named(directory / "model.safetensors")) return {directory / "model.safetensors"};
-  if (is_named(directory / "model.safetensors.index.json")) return files_of_index(directory / "model.safetensors.index.json");
+  if (is_named(directory / "model.safetensors.index.json")) {
+    std::set<fs::path> files;
+    for (const std::string& name : names_in(read_safetensors_index(directory / "model.safetensors.index.json")))
+      files.insert(directory / name);
+    return files;
+  }
   std::set<fs::path> files;
   for (const auto& entry : fs::directory_iterator(directory))
     if (entry.path().extension() == ".safetensors") files.insert(entry.path());
@@ -164,7 +172,9 @@ Facts inspect_model_directory(const fs::path& directory) {
     facts["problem"] = "there is no config.json, so what the weights are of is not known";
   }
   const std::set<fs::path> files = weight_files(directory);
-  add_weight_files(files, facts);
+  std::set<std::string> names;
+  for (const fs::path& file : files) names.insert(file.filename().string());
+  add_weight_files(directory, names, facts);
   facts["tokenizer_files"] = tokenizer_files(directory);
   if (!model) return facts;
   try {
@@ -196,8 +206,9 @@ Facts inspect_safetensors(const fs::path& path) {
 }
 
 Facts inspect_safetensors_index(const fs::path& file) {
-  Facts facts = {{"tensors", read_safetensors_index(file).size()}};
-  add_weight_files(files_of_index(file), facts);
+  const std::map<std::string, std::string> file_of_tensor = read_safetensors_index(file);
+  Facts facts = {{"tensors", file_of_tensor.size()}};
+  add_weight_files(file.parent_path(), names_in(file_of_tensor), facts);
   return facts;
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <map>
 #include <thread>
 
 #include "core/content_hash.hpp"
@@ -189,6 +190,24 @@ TEST_F(DataFiles, WhatIsWrongWithAPathIsNotCalledSomethingElse) {
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("model.safetensors"), HasSubstr("symbolic link to ../blobs/x")));
   fs::create_symlink("loop", scratch_ / "loop");
   EXPECT_THAT(strata({"inspect", scratch_ / "loop"}).err, Not(HasSubstr("filesystem error")));
+}
+
+TEST_F(DataFiles, AnIndexOfManyFilesIsToldWithoutOpeningWhatIsNotThere) {
+  Json index = {{"weight_map", Json::object()}};
+  for (int i = 0; i < 200'000; ++i) index["weight_map"]["t" + std::to_string(i)] = "part-" + std::to_string(i) + ".safetensors";
+  index["weight_map"]["w"] = "link.safetensors";
+  fs::create_symlink("nowhere", scratch_ / "link.safetensors");
+  fs::copy_file(model() / "model.safetensors", scratch_ / "part-7.safetensors");
+  const Json facts = strata({"inspect", file("model.safetensors.index.json", index.dump()), "--json"}).json();
+  EXPECT_EQ(facts.at("tensors"), 200'001);
+  EXPECT_EQ(facts.at("files"), 200'001);
+  EXPECT_EQ(facts.at("missing_files"), 199'999);
+  std::map<std::string, std::string> states;
+  for (const Json& row : facts.at("weight_files")) states[row.at("file").get<std::string>()] = row.at("state").get<std::string>();
+  EXPECT_EQ(states.at("part-7.safetensors"), "readable");
+  EXPECT_EQ(states.at("part-0.safetensors"), "is not there");
+  EXPECT_THAT(states.at("link.safetensors"), HasSubstr("symbolic link to nowhere"));
+  EXPECT_LT(states.size(), 2000u);
 }
 
 }  // namespace
