@@ -62,6 +62,7 @@ class ProfiledDevice final : public Device {
   void wait(Stream& stream, const Event& event) override { inner_.wait(stream, event); }
   void synchronize(const Event& event, std::chrono::milliseconds deadline) override { inner_.synchronize(event, deadline); }
   void synchronize(Stream& stream, std::chrono::milliseconds deadline) override { inner_.synchronize(stream, deadline); }
+  DeviceActivity activity() const override { return inner_.activity(); }
   void copy(Stream& stream, void* destination, const void* source, uint64_t bytes, CopyDirection direction) override {
     inner_.copy(stream, destination, source, bytes, direction);
   }

@@ -136,25 +136,24 @@ Check lock_check(int file) {
 
 /// Writes, makes durable and reads back, through the engine that a run would get.
 Check round_trip_check(int file, const tiers::DirectIo& direct) {
-  tiers::AlignedBuffer written(kProbeBytes), read(kProbeBytes);
-  for (uint64_t i = 0; i < kProbeBytes; ++i) written.data()[i] = static_cast<std::byte>(i * 2654435761u >> 24);
+  const auto written = std::make_shared<tiers::AlignedBuffer>(kProbeBytes), read = std::make_shared<tiers::AlignedBuffer>(kProbeBytes);
+  for (uint64_t i = 0; i < kProbeBytes; ++i) written->data()[i] = static_cast<std::byte>(i * 2654435761u >> 24);
   tiers::TransferOptions options;
-  options.regions = {{written.data(), written.bytes()}, {read.data(), read.bytes()}};
+  options.regions = {{written->data(), written->bytes()}, {read->data(), read->bytes()}};
   options.request_deadline = options.sync_deadline = std::chrono::seconds(30);
-  // Made after the buffers, so gone before them.
   tiers::TransferChannel channel({{file, "(probe)", direct.on ? direct.alignment_bytes : 1}}, options);
-  const auto move = [&](tiers::IoOperation operation, std::byte* buffer) {
+  const auto move = [&](tiers::IoOperation operation, const std::shared_ptr<tiers::AlignedBuffer>& buffer) {
     tiers::Transfer transfer;
     transfer.operation = operation;
     transfer.length_bytes = operation == tiers::IoOperation::sync ? 0 : kProbeBytes;
-    transfer.buffer = buffer;
+    transfer.buffer = buffer ? buffer->data() : nullptr;
     transfer.label = "probe";
-    channel.run(std::move(transfer));
+    channel.run(std::move(transfer), buffer);
   };
-  move(tiers::IoOperation::write, written.data());
+  move(tiers::IoOperation::write, written);
   move(tiers::IoOperation::sync, nullptr);
-  move(tiers::IoOperation::read, read.data());
-  if (std::memcmp(written.data(), read.data(), kProbeBytes) != 0)
+  move(tiers::IoOperation::read, read);
+  if (std::memcmp(written->data(), read->data(), kProbeBytes) != 0)
     return {"round trip", Health::missing, "what was read is not what was written", "do not use this directory; check the drive"};
   return {"round trip", Health::ok, fmt::format("{} written, made durable and read back with {}", format_bytes(kProbeBytes),
                                                 channel.engine_description())};

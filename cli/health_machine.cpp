@@ -183,7 +183,7 @@ std::string uring_remedy(const std::string& reason) {
 
 /// Moves a block through io_uring, into a file in memory.
 void add_io_uring(std::vector<Check>& checks) {
-  tiers::AlignedBuffer buffer(tiers::kBlockBytes);
+  const auto buffer = std::make_shared<tiers::AlignedBuffer>(tiers::kBlockBytes);
   const tiers::FileDescriptor file(memfd_create("strata doctor", MFD_CLOEXEC));
   std::string reason, description;
   try {
@@ -191,16 +191,16 @@ void add_io_uring(std::vector<Check>& checks) {
       throw Error(ErrorCode::io, "no file in memory could be made: " + system_reason(errno));
     tiers::TransferOptions options;
     options.engine = tiers::IoEngineKind::io_uring;
-    options.regions = {{buffer.data(), buffer.bytes()}};
+    options.regions = {{buffer->data(), buffer->bytes()}};
     options.queue_depth = 4;
     options.request_deadline = options.shutdown_grace = std::chrono::seconds(10);
     tiers::TransferChannel channel({{file.get(), "(memory)", 1}}, options);
     tiers::Transfer transfer;
     transfer.operation = tiers::IoOperation::write;
-    transfer.length_bytes = buffer.bytes();
-    transfer.buffer = buffer.data();
+    transfer.length_bytes = buffer->bytes();
+    transfer.buffer = buffer->data();
     transfer.label = "probe";
-    channel.run(std::move(transfer));
+    channel.run(std::move(transfer), buffer);
     checks.push_back({"io_uring", Health::ok, channel.engine_description()});
   } catch (const Error& error) {
     checks.push_back({"io_uring", Health::note, error.message() + "; threads do the same work, at a higher cost per request",

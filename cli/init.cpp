@@ -6,7 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "core/hf_weights.hpp"
 #include "core/init_weights.hpp"
 #include "core/json.hpp"
+#include "core/thread.hpp"
 #include "core/topology.hpp"
 
 namespace strata::cli {
@@ -87,18 +87,18 @@ class Filling {
     const int threads = std::min(kThreadsMax, usable_processor_count());
     ProgressLine progress("init");
     {
-      std::vector<std::jthread> workers;
-      const StopOnExit stop{next_, pieces_.size()};  // ends the workers early if starting one of them fails
+      Workers workers{next_, pieces_.size(), {}};
       for (int i = 0; i < threads; ++i) {
         {
           const std::lock_guard lock(mutex_);
           ++running_;
         }
         try {
-          workers.emplace_back([this] { work(); });
-        } catch (const std::system_error&) {
+          workers.threads.push_back(start_thread("init weights", [this] { work(); }));
+        } catch (const Error&) {
           const std::lock_guard lock(mutex_);
-          if (--running_ == 0) throw;
+          --running_;
+          if (workers.threads.empty()) throw;
           break;
         }
       }
@@ -110,10 +110,15 @@ class Filling {
   }
 
  private:
-  struct StopOnExit {
+  /// Ends and joins them, whatever happens.
+  struct Workers {
     std::atomic<size_t>& next;
     size_t end;
-    ~StopOnExit() { next = end; }
+    std::vector<std::thread> threads;
+    ~Workers() {
+      next = end;
+      for (auto& thread : threads) thread.join();
+    }
   };
 
   void work() noexcept {

@@ -23,6 +23,7 @@
 #include "core/error.hpp"
 #include "core/file.hpp"
 #include "core/json_fields.hpp"
+#include "core/thread.hpp"
 #include "core/topology.hpp"
 
 namespace {
@@ -123,6 +124,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   open_missing_standard_streams();
+  strata::preload_thread_support();
   // libgomp may have bound this thread to one processor before main, and every later thread would inherit that.
   strata::undo_openmp_binding();
   // A file that passes the size limit is then an error with a name and a place, instead of the end of the process; so is a pipe that

@@ -2,13 +2,16 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
+#include <numeric>
 #include <set>
 #include <sstream>
+#include <variant>
 
 #include "core/error.hpp"
 
@@ -169,7 +172,10 @@ std::vector<NumaNode> numa_nodes_from_hwloc() {
 
 }  // namespace
 
-std::vector<int> usable_processors() {
+namespace {
+
+/// The mask, or the error number of the refusal.
+std::variant<std::vector<int>, int> read_affinity_mask() {
   // The kernel refuses a mask smaller than its own; machines beyond CPU_SETSIZE exist.
   for (int size = CPU_SETSIZE; size <= (1 << 20); size *= 2) {
     cpu_set_t* set = CPU_ALLOC(size);
@@ -182,10 +188,33 @@ std::vector<int> usable_processors() {
       if (CPU_ISSET_S(i, bytes, set)) processors.push_back(i);
     CPU_FREE(set);
     if (ok) return processors;
-    if (error_number != EINVAL)
-      throw Error(ErrorCode::io, "cannot read the affinity mask: " + system_reason(error_number));
+    if (error_number != EINVAL) return error_number;
   }
-  throw Error(ErrorCode::io, "cannot read the affinity mask: it has more than 2^20 processors");
+  return EINVAL;
+}
+
+}  // namespace
+
+std::optional<std::vector<int>> affinity_mask() {
+  auto mask = read_affinity_mask();
+  if (auto* const processors = std::get_if<std::vector<int>>(&mask); processors && !processors->empty()) return std::move(*processors);
+  return std::nullopt;
+}
+
+std::vector<int> usable_processors() {
+  if (auto mask = affinity_mask()) return std::move(*mask);
+  // A container profile refuses the call: the kernel shows the same mask in a file, and the count of processors is better than nothing.
+  std::ifstream status("/proc/self/status");
+  const std::string key = "Cpus_allowed_list:";
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t begin = line.find_first_not_of(" \t", key.size());
+    auto processors = parse_processor_list(begin == std::string::npos ? "" : line.substr(begin));
+    if (!processors.empty()) return processors;
+  }
+  std::vector<int> processors(static_cast<size_t>(std::max(1l, sysconf(_SC_NPROCESSORS_ONLN))));
+  std::iota(processors.begin(), processors.end(), 0);
+  return processors;
 }
 
 bool undo_openmp_binding() {
@@ -270,6 +299,14 @@ std::optional<double> processor_quota(const std::filesystem::path& root) {
     account(static_cast<double>(number_in(directory / "cpu.cfs_quota_us").value_or(0)),
             static_cast<double>(number_in(directory / "cpu.cfs_period_us").value_or(0)));
   return quota;
+}
+
+std::optional<uint64_t> process_count_limit(const std::filesystem::path& root) {
+  std::optional<uint64_t> limit;
+  for (const bool version2 : {true, false})
+    for (const auto& directory : cgroup_directories(root, "pids", version2))
+      if (const auto here = number_in(directory / "pids.max")) limit = std::min(limit.value_or(*here), *here);  // "max" is no number
+  return limit;
 }
 
 ProcessorInfo processor_info(const std::filesystem::path& root) {

@@ -11,8 +11,11 @@
 namespace strata {
 
 /// Processors (their system numbers, ascending) in the calling thread's affinity mask. No environment variable changes the answer,
-/// if undo_openmp_binding was called. Throws Error{io} when the system does not tell.
+/// if undo_openmp_binding was called. Where the system refuses to tell (a container's seccomp profile), what /proc says, else all that
+/// are online. Never empty.
 std::vector<int> usable_processors();
+/// The calling thread's affinity mask itself; nothing when the system refuses to tell.
+std::optional<std::vector<int>> affinity_mask();
 int usable_processor_count();
 
 /// An OpenMP run-time that is told to bind threads (OMP_PROC_BIND, GOMP_CPU_AFFINITY) binds the main thread to one processor before
@@ -42,6 +45,9 @@ MemoryInfo memory_info(const std::filesystem::path& root = "/");
 
 /// The processors that a cgroup bandwidth quota (v1 or v2) amounts to, e.g. 2.5; absent without a quota.
 std::optional<double> processor_quota(const std::filesystem::path& root = "/");
+
+/// The most processes and threads that the process's cgroup and its ancestors allow (pids.max); absent without a limit.
+std::optional<uint64_t> process_count_limit(const std::filesystem::path& root = "/");
 
 struct ProcessorInfo {
   std::string name;         // "AMD EPYC", as the system has it

@@ -8,11 +8,11 @@
 #include <exception>
 #include <mutex>
 #include <numeric>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/thread.hpp"
 
 namespace strata::cpu_adam {
 namespace {
@@ -42,11 +42,9 @@ class Binding {
  public:
   explicit Binding(const std::vector<int>& processors) {
     if (processors.empty()) return;
-    try {
-      previous_ = usable_processors();
-    } catch (const Error&) {
-      return;  // what cannot be read cannot be restored
-    }
+    auto mask = affinity_mask();
+    if (!mask) return;  // what cannot be read cannot be restored
+    previous_ = std::move(*mask);
     bind_thread(processors);
   }
   ~Binding() {
@@ -160,14 +158,10 @@ ThreadTeam::ThreadTeam(const std::vector<NumaNode>& nodes, int threads, Pinning 
         member.processors = processors;
       self.members.push_back(std::move(member));
     }
-  try {
-    for (size_t i = 1; i < self.members.size(); ++i)
-      self.workers.emplace_back([&self, i] { self.run_worker(self.members[i]); });
-  } catch (const std::system_error& error) {
-    throw Error(ErrorCode::resource_exhausted,
-                fmt::format("cannot start thread {} of {}: {}", self.workers.size() + 1, threads, error.what()),
-                "optimizer update on the CPU", "set schedule.update_threads to fewer, or raise the limit (ulimit -u)");
-  }
+  self.workers.reserve(self.members.size() - 1);
+  for (size_t i = 1; i < self.members.size(); ++i)
+    self.workers.push_back(start_thread("update on the CPU", [&self, i] { self.run_worker(self.members[i]); },
+                                        std::string("lower schedule.update_threads, or ") + kRaiseThreadLimit));
 }
 
 ThreadTeam::~ThreadTeam() = default;

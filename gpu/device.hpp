@@ -68,6 +68,13 @@ struct DeviceInfo {
   int compute_threads = 0;    // host device: threads of the compute stream
 };
 
+/// A device's signs of life, for those who wait for it: only while they stay the same is a wait hopeless.
+struct DeviceActivity {
+  uint64_t operations_finished = 0;  // by all its streams so far
+  /// A thread of the device's is performing an operation at this moment: slow perhaps, but not stuck. A GPU cannot tell and says false.
+  bool working = false;
+};
+
 /// One device. Calls that take a Stream only enqueue and return; they may be made from any thread, one thread per stream at a
 /// time. Errors met while a stream works are kept and thrown by the next synchronize or Event::ready that covers them.
 class Device {
@@ -87,9 +94,11 @@ class Device {
   virtual void record(Stream& stream, Event& event) = 0;
   /// Later work of `stream` starts after the work that `event`'s latest record covers, as of this call.
   virtual void wait(Stream& stream, const Event& event) = 0;
-  /// Blocks until the event is complete. Throws timeout after `deadline`, naming the event's stream.
+  /// Blocks until the event is complete. Throws timeout, naming the event's stream, when the whole device has shown no activity for
+  /// `deadline`; the work may then still come, so nothing that it touches may be freed.
   virtual void synchronize(const Event& event, std::chrono::milliseconds deadline) = 0;
   virtual void synchronize(Stream& stream, std::chrono::milliseconds deadline) = 0;
+  virtual DeviceActivity activity() const = 0;
 
   /// Asynchronous copies and fills. Both buffers belong to the stream until its work has passed this point.
   virtual void copy(Stream& stream, void* destination, const void* source, uint64_t bytes, CopyDirection direction) = 0;

@@ -1,15 +1,14 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <future>
 
 #include "core/content_hash.hpp"
 #include "core/error.hpp"
 #include "core/file.hpp"
 #include "core/hf_weights.hpp"
-#include "scheduler/aligned_bytes.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/store_transfers.hpp"
 
 namespace strata::scheduler {
 
@@ -104,19 +103,16 @@ class StoreReader final : public ReaderWithManifest {
   }
 
  private:
-  AlignedBytes section(int unit, size_t tile, Section which, uint64_t elements) {
-    AlignedBytes bytes = aligned_bytes(elements * manifest_.format.bytes(which));
+  SharedBytes section(int unit, size_t tile, Section which, uint64_t elements) {
+    SharedBytes bytes = shared_bytes(elements * manifest_.format.bytes(which));
     if (manifest_.format.bytes(which) == 0) return bytes;
     const std::string name = extent_name(layout_.units[unit].name, tile, to_string(which));
     const auto found = extents_.find(name);
     if (found == extents_.end())
       throw Error(ErrorCode::data_corruption, fmt::format("the store has no \"{}\"", name), info_.path.string());
-    std::promise<void> done;
-    store_->read_state(found->second, bytes.get(), [&done](std::exception_ptr error) {
-      if (error) done.set_exception(error);
-      else done.set_value();
-    });
-    done.get_future().get();
+    StoreTransfers transfers;
+    store_->read_state(found->second, bytes.get(), transfers.add(bytes));
+    transfers.finish();
     return bytes;
   }
 
@@ -126,11 +122,11 @@ class StoreReader final : public ReaderWithManifest {
     cached_.resize(elements);
     if (quantity == Quantity::master) {
       const bool carried = manifest_.format.master != MasterFormat::fp32;
-      const AlignedBytes parameter = carried ? section(unit, tile, Section::parameter, elements) : AlignedBytes{};
-      const AlignedBytes master = section(unit, tile, Section::master, elements);
+      const SharedBytes parameter = carried ? section(unit, tile, Section::parameter, elements) : SharedBytes{};
+      const SharedBytes master = section(unit, tile, Section::master, elements);
       master_from_sections(manifest_.format, elements, parameter.get(), master.get(), cached_.data());
     } else {
-      const AlignedBytes moment =
+      const SharedBytes moment =
           section(unit, tile, quantity == Quantity::momentum ? Section::momentum : Section::variance, elements);
       std::memcpy(cached_.data(), moment.get(), elements * sizeof(float));
     }

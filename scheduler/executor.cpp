@@ -6,9 +6,10 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <thread>
 
 #include "core/error.hpp"
+#include "core/last_resort.hpp"
+#include "core/stall_timer.hpp"
 #include "gpu/row_kernels.hpp"
 
 namespace strata::scheduler {
@@ -20,6 +21,8 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+double in_seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+
 /// Length of the union of intervals.
 double union_seconds(std::vector<std::pair<double, double>> intervals) {
   std::sort(intervals.begin(), intervals.end());
@@ -30,31 +33,83 @@ double union_seconds(std::vector<std::pair<double, double>> intervals) {
   }
   return total;
 }
+
+constexpr std::chrono::milliseconds kTick{200};  // between two looks at whether anything moves
+
+enum State : uint8_t { kPending, kIssued, kDone };
+
+/// What a run, its threads and its callbacks share. Each callback holds it: one that comes after the run has been given up finds it alive,
+/// and with it the memory that was moved.
+struct Progress {
+  Progress(size_t operations, std::shared_ptr<const void> memory_owner)
+      : begin(operations), end(operations), memory(std::move(memory_owner)), states(operations) {}
+
+  void fail(std::exception_ptr failure) {
+    const std::lock_guard lock(mutex);
+    if (!error) error = std::move(failure);
+    changed.notify_all();
+  }
+  void advance(uint32_t index, State state) {
+    const std::lock_guard lock(mutex);
+    states[index] = std::max(states[index], state);
+    ++steps;
+    changed.notify_all();
+  }
+  void finish(uint32_t index) {
+    end[index] = seconds_between(start, Clock::now());
+    advance(index, kDone);
+  }
+  void transfer_ended() {
+    const std::lock_guard lock(mutex);
+    --transfers_in_flight;
+    ++steps;
+    changed.notify_all();
+  }
+
+  const Clock::time_point start = Clock::now();
+  std::vector<double> begin, end;  // written by one thread per operation, read after all are done
+  const std::shared_ptr<const void> memory;
+  std::atomic<int> computing{0};  // threads of the processor that are inside an operation
+  std::mutex mutex;  // of what follows
+  std::condition_variable changed;
+  std::vector<State> states;
+  uint64_t steps = 0;
+  int transfers_in_flight = 0;
+  std::exception_ptr error;
+};
 }  // namespace
 
 /// One execution of one program: a thread per resource issues its operations in order, each when what it waits for is done.
 class Executor::Run {
  public:
   Run(Executor& executor, const Program& program, const StepValues& values)
-      : executor_(executor), program_(program), values_(values), states_(program.ops.size()),
-        begin_(program.ops.size()), end_(program.ops.size()) {}
+      : executor_(executor), program_(program), values_(values),
+        progress_(std::make_shared<Progress>(program.ops.size(), executor.tiers_.host_owner)), timer_(kTick) {}
 
   ProgramRun execute() {
-    start_ = Clock::now();
-    {
-      std::vector<std::jthread> threads;
-      for (int resource = 0; resource < kResourceCount; ++resource)
-        threads.emplace_back([this, resource] { issue_all(static_cast<Resource>(resource)); });
+    executor_.threads_->begin([this](int resource) { issue_all(static_cast<Resource>(resource)); });
+    watch([this] { return executor_.threads_->wait(kTick); });
+    for (auto& stream : executor_.streams_) {
+      try {
+        executor_.device_.synchronize(*stream, executor_.options_.deadline);
+      } catch (const Error& error) {
+        if (error.code() == ErrorCode::timeout) end_process(first_error_or(error));
+        progress_->fail(std::current_exception());
+      } catch (...) {
+        progress_->fail(std::current_exception());
+      }
     }
-    drain();
-    if (error_) std::rethrow_exception(error_);
+    watch([this] {
+      std::unique_lock lock(progress_->mutex);
+      return progress_->changed.wait_for(lock, kTick, [this] { return progress_->transfers_in_flight == 0; });
+    });
+    // Nothing touches the buffers any more, whatever happened.
+    if (progress_->error) std::rethrow_exception(progress_->error);
     return report();
   }
 
  private:
-  enum State : uint8_t { kPending, kIssued, kDone };
-
-  void issue_all(Resource resource) {
+  void issue_all(Resource resource) noexcept {
     try {
       for (uint32_t index = 0; index < program_.ops.size(); ++index) {
         if (program_.ops[index].resource != resource) continue;
@@ -62,15 +117,88 @@ class Executor::Run {
         else issue_on_host(index);
       }
     } catch (...) {
-      fail(std::current_exception());
+      progress_->fail(std::current_exception());
     }
   }
 
-  void fail(std::exception_ptr error) {
-    std::lock_guard lock(mutex_);
-    if (!error_) error_ = std::move(error);
-    aborted_ = true;
-    changed_.notify_all();
+  // Waiting -------------------------------------------------------------------------------------------------------
+
+  /// Calls `ended`, which waits a tick, until it says true. When nothing moves for the deadline, the run fails, so that its threads give
+  /// up; when they do not, even then, somebody holds them, and the process ends.
+  template <typename Ended>
+  void watch(const Ended& ended) {
+    while (!ended()) {
+      try {
+        look();
+      } catch (...) {  // no memory for a message; leaving here would pull the run from under its threads
+        progress_->fail(std::current_exception());
+      }
+    }
+  }
+
+  void look() {
+    const auto deadline = executor_.options_.deadline;
+    const gpu::DeviceActivity device = executor_.device_.activity();
+    const bool computing = device.working || progress_->computing > 0;
+    const uint64_t moved = signs_of_life(device);
+    const auto slow = slow_timer_.look(moved, false);
+    if (slow >= deadline && computing) {
+      slow_timer_ = StallTimer(kTick);
+      if (executor_.options_.on_slow)
+        executor_.options_.on_slow(fmt::format("nothing has ended for {:.3g} s, but the processor computes:{}", in_seconds(slow), unfinished()));
+    }
+    const auto still = timer_.look(moved, computing);
+    if (still < deadline) return;
+    const Error error(ErrorCode::timeout, fmt::format("nothing has moved for {:.3g} s:{}", in_seconds(still), unfinished()), {},
+                      "look at the kernel's log (dmesg) for a device or a drive that hangs");
+    if (given_up_) end_process(error);
+    given_up_ = true;
+    timer_ = StallTimer(kTick);
+    progress_->fail(std::make_exception_ptr(error));
+  }
+
+  /// The error that says the most.
+  Error first_error_or(const Error& otherwise) {
+    const std::lock_guard lock(progress_->mutex);
+    try {
+      if (progress_->error) std::rethrow_exception(progress_->error);
+    } catch (const Error& error) {
+      return error;
+    } catch (...) {
+    }
+    return otherwise;
+  }
+
+  uint64_t signs_of_life(const gpu::DeviceActivity& device) const {
+    const tiers::NvmeStore* store = executor_.tiers_.store;
+    const std::lock_guard lock(progress_->mutex);
+    return device.operations_finished + progress_->steps + (store ? store->bytes_read() + store->bytes_written() : 0);
+  }
+
+  /// The first operation of each resource that has not ended: who waits for what.
+  std::string unfinished() {
+    std::string text;
+    for (int resource = 0; resource < kResourceCount; ++resource)
+      for (uint32_t index = 0; index < program_.ops.size(); ++index) {
+        if (program_.ops[index].resource != static_cast<Resource>(resource) || ended(index)) continue;
+        text += fmt::format("\n  - {} is at {}", to_string(static_cast<Resource>(resource)), describe(index));
+        break;
+      }
+    return text;
+  }
+
+  bool ended(uint32_t index) {
+    State state = kPending;
+    {
+      const std::lock_guard lock(progress_->mutex);
+      state = progress_->states[index];
+    }
+    if (state != kIssued || !is_device_stream(program_.ops[index].resource)) return state == kDone;
+    try {
+      return end_event(index).ready();
+    } catch (...) {
+      return true;  // with an error, which whoever waits for it throws
+    }
   }
 
   std::string describe(uint32_t index) const {
@@ -84,27 +212,17 @@ class Executor::Run {
 
   /// Blocks until `index` has reached `wanted`; gives up when the run has failed.
   void await(uint32_t index, State wanted, uint32_t waiter) {
-    const auto deadline = Clock::now() + executor_.deadline_;
-    std::unique_lock lock(mutex_);
-    while (states_[index] < wanted) {
-      if (aborted_) throw Error(ErrorCode::cancelled, "given up after an earlier error", describe(waiter));
-      changed_.wait_for(lock, std::chrono::milliseconds(200));
-      if (states_[index] >= wanted) return;
-      if (states_[index] == kIssued && is_device_stream(program_.ops[index].resource)) {
+    std::unique_lock lock(progress_->mutex);
+    while (progress_->states[index] < wanted) {
+      if (progress_->error) throw Error(ErrorCode::cancelled, "given up after an earlier error", describe(waiter));
+      progress_->changed.wait_for(lock, kTick);
+      if (progress_->states[index] >= wanted) return;
+      if (progress_->states[index] == kIssued && is_device_stream(program_.ops[index].resource)) {
         lock.unlock();
         end_event(index).ready();  // throws what went wrong in the stream
         lock.lock();
       }
-      if (Clock::now() > deadline)
-        throw Error(ErrorCode::timeout, fmt::format("{} waited too long for {}", describe(waiter), describe(index)), {},
-                    "look at the machine's load and the kernel's log for a device that hangs");
     }
-  }
-
-  void advance(uint32_t index, State state) {
-    std::lock_guard lock(mutex_);
-    states_[index] = std::max(states_[index], state);
-    changed_.notify_all();
   }
 
   // Device streams ------------------------------------------------------------------------------------------------
@@ -127,8 +245,8 @@ class Executor::Run {
     device.record(stream, begin_event(index));
     enqueue(stream, op);
     device.record(stream, end_event(index));
-    if (op.signals_host) device.call_host(stream, [this, index] { advance(index, kDone); });
-    advance(index, kIssued);
+    if (op.signals_host) device.call_host(stream, [progress = progress_, index] { progress->advance(index, kDone); });
+    progress_->advance(index, kIssued);
   }
 
   template <typename T = void>
@@ -204,19 +322,28 @@ class Executor::Run {
   void issue_on_host(uint32_t index) {
     const Op& op = program_.ops[index];
     for (uint32_t wait : op.waits) await(wait, kDone, index);
-    begin_[index] = seconds_between(start_, Clock::now());
+    progress_->begin[index] = seconds_between(progress_->start, Clock::now());
     switch (op.kind) {
-      case OpKind::adam_cpu: executor_.adam_.update(adam_tile(op)); break;
-      case OpKind::poison_host: std::memset(at(op, 0), 0xff, executor_.memory_[op.arguments[0]].bytes); break;
+      case OpKind::adam_cpu:
+        compute([&] { executor_.adam_.update(adam_tile(op)); });
+        break;
+      case OpKind::poison_host:
+        compute([&] { std::memset(at(op, 0), 0xff, executor_.memory_[op.arguments[0]].bytes); });
+        break;
       case OpKind::commit: executor_.tiers_.store->commit(values_.commit_record); break;
       default: transfer(index); return;  // completes on a thread of the store's
     }
-    finish(index);
+    progress_->finish(index);
   }
 
-  void finish(uint32_t index) {
-    end_[index] = seconds_between(start_, Clock::now());
-    advance(index, kDone);
+  template <typename Work>
+  void compute(const Work& work) {
+    struct Computing {
+      explicit Computing(std::atomic<int>& count) : count_(count) { ++count_; }
+      ~Computing() { --count_; }
+      std::atomic<int>& count_;
+    } const computing(progress_->computing);
+    work();
   }
 
   void transfer(uint32_t index) {
@@ -225,15 +352,13 @@ class Executor::Run {
     const auto extent = static_cast<uint32_t>(executor_.memory_[op.arguments[0]].position);
     auto* buffer = at<std::byte>(op, 1);
     {
-      std::lock_guard lock(mutex_);
-      ++transfers_in_flight_;
+      const std::lock_guard lock(progress_->mutex);
+      ++progress_->transfers_in_flight;
     }
-    const auto done = [this, index](std::exception_ptr error) {
-      if (error) fail(error);
-      else finish(index);
-      std::lock_guard lock(mutex_);
-      --transfers_in_flight_;
-      changed_.notify_all();
+    const auto done = [progress = progress_, index](std::exception_ptr error) {
+      if (error) progress->fail(std::move(error));
+      else progress->finish(index);
+      progress->transfer_ended();
     };
     try {
       switch (op.kind) {
@@ -245,40 +370,26 @@ class Executor::Run {
       }
       STRATA_CHECK(false, "{} is no transfer", to_string(op.kind));
     } catch (...) {
-      std::lock_guard lock(mutex_);
-      --transfers_in_flight_;
+      progress_->transfer_ended();
       throw;
     }
   }
 
   // End -----------------------------------------------------------------------------------------------------------
 
-  /// Nothing may touch the buffers after this, whatever happened.
-  void drain() {
-    for (auto& stream : executor_.streams_) {
-      try {
-        executor_.device_.synchronize(*stream, executor_.deadline_);
-      } catch (...) {
-        fail(std::current_exception());
-      }
-    }
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return transfers_in_flight_ == 0; });
-  }
-
   ProgramRun report() {
     ProgramRun run;
-    run.seconds = seconds_between(start_, Clock::now());
+    run.seconds = seconds_between(progress_->start, Clock::now());
     std::array<std::vector<std::pair<double, double>>, kResourceCount> spans;
-    const double origin = std::chrono::duration<double>(start_.time_since_epoch()).count();
+    const double origin = std::chrono::duration<double>(progress_->start.time_since_epoch()).count();
     for (uint32_t index = 0; index < program_.ops.size(); ++index) {
       const Op& op = program_.ops[index];
       if (is_device_stream(op.resource)) {
-        begin_[index] = begin_event(index).completed_at_seconds() - origin;
-        end_[index] = end_event(index).completed_at_seconds() - origin;
+        progress_->begin[index] = begin_event(index).completed_at_seconds() - origin;
+        progress_->end[index] = end_event(index).completed_at_seconds() - origin;
       }
-      run.intervals.push_back({index, begin_[index], end_[index]});
-      spans[static_cast<int>(op.resource)].emplace_back(begin_[index], end_[index]);
+      run.intervals.push_back({index, progress_->begin[index], progress_->end[index]});
+      spans[static_cast<int>(op.resource)].emplace_back(progress_->begin[index], progress_->end[index]);
       run.bytes[static_cast<int>(op.resource)] += op.bytes;
     }
     for (int resource = 0; resource < kResourceCount; ++resource)
@@ -289,24 +400,24 @@ class Executor::Run {
   Executor& executor_;
   const Program& program_;
   const StepValues& values_;
-  Clock::time_point start_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<State> states_;  // guarded by mutex_
-  std::vector<double> begin_, end_;  // written by one thread per operation, read after all are done
-  int transfers_in_flight_ = 0;
-  bool aborted_ = false;
-  std::exception_ptr error_;
+  const std::shared_ptr<Progress> progress_;
+  StallTimer timer_;
+  StallTimer slow_timer_{kTick};
+  bool given_up_ = false;  // the run was told to fail because nothing moved
 };
 
 Executor::Executor(gpu::Device& device, gpu::Engine& engine, AdamUpdater& adam, const RunShape& shape,
-                   const MemoryMap& memory, TierMemory tiers, std::chrono::milliseconds deadline)
-    : device_(device), engine_(engine), adam_(adam), shape_(shape), memory_(memory), tiers_(tiers),
-      deadline_(deadline) {
+                   const MemoryMap& memory, TierMemory tiers, ExecutorOptions options)
+    : device_(device), engine_(engine), adam_(adam), shape_(shape), memory_(memory), tiers_(std::move(tiers)),
+      options_(std::move(options)) {
   using Kind = gpu::Device::StreamKind;
   streams_[0] = device.create_stream(Kind::compute, "compute");
   streams_[1] = device.create_stream(Kind::copy, "h2d");
   streams_[2] = device.create_stream(Kind::copy, "d2h");
+  std::vector<std::string> names;
+  for (int resource = 0; resource < kResourceCount; ++resource)
+    names.emplace_back(to_string(static_cast<Resource>(resource)));
+  threads_ = std::make_unique<ResourceThreads>(names);
 }
 
 Executor::~Executor() = default;
@@ -325,7 +436,12 @@ std::byte* Executor::address(LocationId id) const {
 void Executor::copy_blocking(void* destination, const void* source, uint64_t bytes, gpu::CopyDirection direction) {
   gpu::Stream& stream = *streams_[direction == gpu::CopyDirection::host_to_device ? 1 : 2];
   device_.copy(stream, destination, source, bytes, direction);
-  device_.synchronize(stream, deadline_);
+  try {
+    device_.synchronize(stream, options_.deadline);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::timeout) end_process(error);  // the copy may still come, and the buffers are the caller's
+    throw;
+  }
 }
 
 }  // namespace strata::scheduler

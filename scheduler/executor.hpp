@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "gpu/device.hpp"
 #include "gpu/engine.hpp"
 #include "scheduler/compiler.hpp"
+#include "scheduler/resource_threads.hpp"
 #include "scheduler/step_program.hpp"
 #include "tiers/store.hpp"
 
@@ -41,24 +43,36 @@ struct TierMemory {
   std::byte* device = nullptr;
   std::byte* host = nullptr;
   tiers::NvmeStore* store = nullptr;
+  /// Of the host memory, held by every transfer that is under way: what a drive moves after its deadline still finds its buffer.
+  std::shared_ptr<const void> host_owner = nullptr;
+};
+
+struct ExecutorOptions {
+  /// How long the whole run may show no sign of life: no operation ended, no byte moved by the store, and no thread computing. It never
+  /// bounds an operation that runs. Requests to a drive have deadlines of their own, which are shorter.
+  std::chrono::milliseconds deadline = std::chrono::minutes(30);
+  /// Told, once a deadline, when nothing has ended for that long though something is computing. May be empty.
+  std::function<void(const std::string&)> on_slow;
 };
 
 class Executor {
  public:
-  /// Everything given must outlive the executor. `deadline` bounds every single wait.
+  /// Everything given must outlive the executor. Starts all threads that running programs takes. Throws resource_exhausted when the
+  /// system refuses one.
   Executor(gpu::Device& device, gpu::Engine& engine, AdamUpdater& adam, const RunShape& shape, const MemoryMap& memory,
-           TierMemory tiers, std::chrono::milliseconds deadline = std::chrono::minutes(30));
+           TierMemory tiers, ExecutorOptions options = {});
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
   /// Runs the whole program and returns when its last operation is done. On an error, everything under way is waited for and the
-  /// first error is thrown; durable state is then what it was before, unless the commit had been reached.
+  /// first error is thrown; durable state is then what it was before, unless the commit had been reached. When what is under way shows no
+  /// life for the deadline, the process ends (core/last_resort.hpp): its memory can be neither used nor given back.
   ProgramRun run(const Program& program, const StepValues& values);
 
   /// Address of a device or host location.
   std::byte* address(LocationId id) const;
-  /// Copies between host memory and a location of the device, blocking (set-up and checkpoints).
+  /// Copies between host memory and a location of the device, blocking (set-up and checkpoints). Ends the process like run().
   void copy_blocking(void* destination, const void* source, uint64_t bytes, gpu::CopyDirection direction);
 
  private:
@@ -69,9 +83,10 @@ class Executor {
   const RunShape& shape_;
   const MemoryMap& memory_;
   TierMemory tiers_;
-  std::chrono::milliseconds deadline_;
+  ExecutorOptions options_;
   std::array<std::unique_ptr<gpu::Stream>, 3> streams_;  // compute, h2d, d2h
   std::vector<std::unique_ptr<gpu::Event>> events_;      // two per device operation; grown once, then reused
+  std::unique_ptr<ResourceThreads> threads_;
 };
 
 }  // namespace strata::scheduler

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "core/model.hpp"
+#include "core/thread.hpp"
+#include "core/topology.hpp"
 
 namespace strata::scheduler {
 
@@ -14,6 +16,21 @@ void refuse_by_plan(const Config& config, const ModelDescription& model) {
   unbounded.device.memory_bytes = uint64_t{1} << 60;
   const auto device = create_device(unbounded);
   make_run_plan(config, model, *gpu::Engine::create(*device, model, make_layout(model), engine_options(config)));
+}
+
+/// Refuses a run whose threads the system will not give, before anything is taken.
+PlannedRun with_threads(PlannedRun planned) {
+  const RunPlan& plan = planned.plan;
+  const int compute = planned.device->info().compute_threads;
+  const int update = plan.config.schedule.update_threads > 0 ? plan.config.schedule.update_threads : usable_processor_count();
+  const int drives = plan.uses_store() ? 2 * static_cast<int>(plan.config.tiers.nvme.size()) : 0;  // one decides, one at least moves
+  constexpr int kStreams = 3;
+  const int wanted = kStreams + compute - 1 + update - 1 + kResourceCount + drives;
+  require_threads(wanted,
+                  fmt::format("threads of the run: {} to compute (device.threads), {} to update (schedule.update_threads), {} of its own",
+                              compute, update, kStreams - 1 + kResourceCount + drives),
+                  std::string("lower device.threads and schedule.update_threads, or ") + kRaiseThreadLimit);
+  return planned;
 }
 
 }  // namespace
@@ -33,12 +50,12 @@ PlannedRun plan_run(const Config& config) {
   return planned;
 }
 
-Runtime::Runtime(PlannedRun planned, StoreMode store_mode)
-    : planned_(std::move(planned)), adam_(planned_.plan.config.schedule.update_threads) {
+Runtime::Runtime(PlannedRun planned, StoreMode store_mode, std::function<void(const std::string&)> on_slow)
+    : planned_(with_threads(std::move(planned))), adam_(planned_.plan.config.schedule.update_threads) {
   const RunPlan& plan = planned_.plan;
   const auto take_memory = [&] {
     device_memory_ = planned_.device->allocate(plan.steps.memory.slab_bytes(Memory::device));
-    host_memory_.emplace(plan.steps.memory.slab_bytes(Memory::host), planned_.device.get());
+    host_memory_ = std::make_shared<tiers::MemorySlab>(plan.steps.memory.slab_bytes(Memory::host), planned_.device.get());
     return std::vector{host_memory_->span()};
   };
   if (plan.uses_store()) {
@@ -51,7 +68,8 @@ Runtime::Runtime(PlannedRun planned, StoreMode store_mode)
   }
   executor_ = std::make_unique<Executor>(
       *planned_.device, *planned_.engine, adam_, plan.shape, plan.steps.memory,
-      TierMemory{.device = device_memory_.data(), .host = host_memory_->data(), .store = store_.get()});
+      TierMemory{.device = device_memory_.data(), .host = host_memory_->data(), .store = store_.get(), .host_owner = host_memory_},
+      ExecutorOptions{.on_slow = std::move(on_slow)});
   state_ = std::make_unique<TrainingState>(plan.shape, plan.steps, *executor_, store_.get());
 }
 

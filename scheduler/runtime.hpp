@@ -2,8 +2,10 @@
 // in reverse.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <optional>
+#include <string>
+#include <vector>
 
 #include "cpu_adam/adam.hpp"
 #include "gpu/device.hpp"
@@ -32,8 +34,9 @@ enum class StoreMode {
 
 class Runtime {
  public:
-  /// Takes every slab of the plan and opens the store. Throws resource_exhausted, busy, io, invalid_data, data_corruption.
-  Runtime(PlannedRun planned, StoreMode store_mode);
+  /// Takes every slab of the plan, opens the store and starts every thread of the run; nothing is started later. Throws
+  /// resource_exhausted (memory, disk, threads), busy, io, invalid_data, data_corruption. `on_slow`: ExecutorOptions.
+  Runtime(PlannedRun planned, StoreMode store_mode, std::function<void(const std::string&)> on_slow = {});
 
   const RunPlan& plan() const { return planned_.plan; }
   gpu::Device& device() { return *planned_.device; }
@@ -48,7 +51,7 @@ class Runtime {
   PlannedRun planned_;
   AdamUpdater adam_;
   gpu::DeviceBuffer device_memory_;
-  std::optional<tiers::MemorySlab> host_memory_;
+  std::shared_ptr<tiers::MemorySlab> host_memory_;  // shared with the transfers that are under way
   std::unique_ptr<tiers::NvmeStore> store_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<TrainingState> state_;

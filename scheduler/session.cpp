@@ -45,7 +45,8 @@ class SessionStart {
     check_run_files(options_.run_directory, plan, {source.step, options_.resume});
     narrate(plan_table(plan, std::nullopt));
     if (!marked) marker_.write(options_.run_directory);
-    session_.runtime = std::make_unique<Runtime>(std::move(planned), source.store ? StoreMode::continue_ : StoreMode::create);
+    session_.runtime = std::make_unique<Runtime>(std::move(planned), source.store ? StoreMode::continue_ : StoreMode::create,
+                                                 options_.narrate);
     for (const std::string& line : session_.runtime->description()) narrate(line);
     session_.directory->keep();
     if (!options_.resume) discard_earlier_run();

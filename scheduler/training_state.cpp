@@ -1,16 +1,11 @@
 #include "scheduler/training_state.hpp"
 
 #include <array>
-#include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
-#include <utility>
 
 #include "core/content_hash.hpp"
 #include "core/error.hpp"
-#include "scheduler/aligned_bytes.hpp"
 
 namespace strata::scheduler {
 
@@ -45,39 +40,6 @@ void master_from_sections(const StateFormat& format, uint64_t elements, const st
   std::memcpy(master, format.master == MasterFormat::parameter ? parameter : master_section, elements * sizeof(float));
 }
 
-/// Transfers with the store that are waited for together.
-class TrainingState::Transfers {
- public:
-  ~Transfers() { wait_all(); }
-
-  tiers::IoCallback add() {
-    std::lock_guard lock(mutex_);
-    ++in_flight_;
-    return [this](std::exception_ptr error) {
-      std::lock_guard lock(mutex_);
-      if (error && !error_) error_ = error;
-      --in_flight_;
-      idle_.notify_all();
-    };
-  }
-
-  void finish() {
-    wait_all();
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  }
-
- private:
-  void wait_all() {
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return in_flight_ == 0; });
-  }
-
-  std::mutex mutex_;
-  std::condition_variable idle_;
-  int in_flight_ = 0;
-  std::exception_ptr error_;
-};
-
 TrainingState::TrainingState(const RunShape& shape, const StepPlan& plan, Executor& executor, tiers::NvmeStore* store)
     : shape_(shape), plan_(plan), executor_(executor), store_(store) {}
 
@@ -93,26 +55,26 @@ void TrainingState::write_home(int unit, size_t tile, Section section, const std
     executor_.copy_blocking(executor_.address(id), data, bytes, gpu::CopyDirection::host_to_device);
 }
 
-void TrainingState::write_section(int unit, size_t tile, Section section, const std::byte* data, Transfers& transfers) {
-  write_home(unit, tile, section, data);
+void TrainingState::write_section(int unit, size_t tile, Section section, const SharedBytes& data, StoreTransfers& transfers) {
+  write_home(unit, tile, section, data.get());
   const LocationId extent = plan_.homes[unit].state_extents[static_cast<int>(section)][tile];
   if (extent == kNoLocation) return;
   const Location& location = plan_.memory[extent];
   const auto index = static_cast<uint32_t>(location.position);
-  if (location.memory == Memory::store_state) store_->write_state(index, data, transfers.add());
-  else store_->write_scratch(index, data, transfers.add());
+  if (location.memory == Memory::store_state) store_->write_state(index, data.get(), transfers.add(data));
+  else store_->write_scratch(index, data.get(), transfers.add(data));
 }
 
-void TrainingState::read_section(int unit, size_t tile, Section section, std::byte* out) {
+void TrainingState::read_section(int unit, size_t tile, Section section, const SharedBytes& out) {
   const UnitHomes& homes = plan_.homes[unit];
   const Region& home = homes.sections[static_cast<int>(section)];
   const uint64_t bytes = homes.tiles[tile].count * shape_.format.bytes(section);
   if (!home.empty()) {
     const LocationId id = home.part(static_cast<uint32_t>(tile));
     if (plan_.memory[id].memory == Memory::host)
-      std::memcpy(out, executor_.address(id), bytes);
+      std::memcpy(out.get(), executor_.address(id), bytes);
     else
-      executor_.copy_blocking(out, executor_.address(id), bytes, gpu::CopyDirection::device_to_host);
+      executor_.copy_blocking(out.get(), executor_.address(id), bytes, gpu::CopyDirection::device_to_host);
     return;
   }
   const LocationId extent = homes.state_extents[static_cast<int>(section)][tile];
@@ -120,12 +82,12 @@ void TrainingState::read_section(int unit, size_t tile, Section section, std::by
   read_extent(extent, out);
 }
 
-void TrainingState::read_extent(LocationId extent, std::byte* out) {
+void TrainingState::read_extent(LocationId extent, const SharedBytes& out) {
   const Location& location = plan_.memory[extent];
   const auto index = static_cast<uint32_t>(location.position);
-  Transfers transfers;
-  if (location.memory == Memory::store_state) store_->read_state(index, out, transfers.add());
-  else store_->read_scratch(index, out, transfers.add());
+  StoreTransfers transfers;
+  if (location.memory == Memory::store_state) store_->read_state(index, out.get(), transfers.add(out));
+  else store_->read_scratch(index, out.get(), transfers.add(out));
   transfers.finish();
 }
 
@@ -133,13 +95,13 @@ void TrainingState::fill(const StateSources& sources, const ProgressCallback& pr
   const StateFormat& format = shape_.format;
   // Two sets of buffers: one is being written to the store while the next tile is made.
   struct Buffers {
-    AlignedBytes sections[4];
-    Transfers transfers;
+    SharedBytes sections[4];
+    StoreTransfers transfers;
   };
   std::array<Buffers, 2> buffers;
   for (Buffers& set : buffers)
     for (Section section : kSections)
-      set.sections[static_cast<int>(section)] = aligned_bytes(shape_.tile_elements * format.bytes(section));
+      set.sections[static_cast<int>(section)] = shared_bytes(shape_.tile_elements * format.bytes(section));
   const AlignedBytes master = aligned_bytes(shape_.tile_elements * sizeof(float));
   uint64_t done = 0, total = 0, count = 0;
   for (const UnitLayout& unit : shape_.layout.units) total += unit.padded_elements;
@@ -160,7 +122,7 @@ void TrainingState::fill(const StateSources& sources, const ProgressCallback& pr
       }
       for (Section section : kSections)
         if (format.bytes(section) > 0)
-          write_section(unit, tile, section, set.sections[static_cast<int>(section)].get(), set.transfers);
+          write_section(unit, tile, section, set.sections[static_cast<int>(section)], set.transfers);
       done += range.count;
       if (progress) progress(done, total);
     }
@@ -170,17 +132,17 @@ void TrainingState::fill(const StateSources& sources, const ProgressCallback& pr
 
 void TrainingState::restore_from_store() {
   const StateFormat& format = shape_.format;
-  const AlignedBytes parameter = aligned_bytes(shape_.tile_elements * format.bytes(Section::parameter));
-  const AlignedBytes master = aligned_bytes(shape_.tile_elements * sizeof(float));
+  const SharedBytes parameter = shared_bytes(shape_.tile_elements * format.bytes(Section::parameter));
+  const SharedBytes master = shared_bytes(shape_.tile_elements * sizeof(float));
   for (int unit = 0; unit < static_cast<int>(plan_.homes.size()); ++unit) {
     const UnitHomes& homes = plan_.homes[unit];
     if (homes.sections[static_cast<int>(Section::parameter)].empty()) continue;
     for (size_t tile = 0; tile < homes.tiles.size(); ++tile) {
       const LocationId carried = homes.state_extents[static_cast<int>(Section::parameter)][tile];
       if (carried != kNoLocation) {
-        read_extent(carried, parameter.get());
+        read_extent(carried, parameter);
       } else {
-        read_section(unit, tile, Section::master, master.get());
+        read_section(unit, tile, Section::master, master);
         const auto* values = reinterpret_cast<const float*>(master.get());
         auto* half = reinterpret_cast<uint16_t*>(parameter.get());
         for (uint64_t i = 0; i < homes.tiles[tile].count; ++i) half[i] = half_from_float(format.compute, values[i]);
@@ -195,26 +157,26 @@ void TrainingState::read(Quantity quantity, int unit, size_t tile, float* out) {
   const uint64_t elements = plan_.homes[unit].tiles[tile].count;
   const Section section = quantity == Quantity::momentum ? Section::momentum : Section::variance;
   if (quantity != Quantity::master) {
-    const AlignedBytes bytes = aligned_bytes(elements * sizeof(float));
-    read_section(unit, tile, section, bytes.get());
+    const SharedBytes bytes = shared_bytes(elements * sizeof(float));
+    read_section(unit, tile, section, bytes);
     std::memcpy(out, bytes.get(), elements * sizeof(float));
     return;
   }
-  const AlignedBytes parameter = aligned_bytes(elements * format.bytes(Section::parameter));
-  const AlignedBytes master = aligned_bytes(elements * format.bytes(Section::master));
-  read_section(unit, tile, Section::parameter, parameter.get());
-  if (format.bytes(Section::master) > 0) read_section(unit, tile, Section::master, master.get());
+  const SharedBytes parameter = shared_bytes(elements * format.bytes(Section::parameter));
+  const SharedBytes master = shared_bytes(elements * format.bytes(Section::master));
+  read_section(unit, tile, Section::parameter, parameter);
+  if (format.bytes(Section::master) > 0) read_section(unit, tile, Section::master, master);
   master_from_sections(format, elements, parameter.get(), master.get(), out);
 }
 
 std::string TrainingState::hash() {
   ContentHash content;
-  const AlignedBytes buffer = aligned_bytes(shape_.tile_elements * sizeof(float));
+  const SharedBytes buffer = shared_bytes(shape_.tile_elements * sizeof(float));
   for (int unit = 0; unit < static_cast<int>(plan_.homes.size()); ++unit)
     for (Section section : kSections) {
       if (shape_.format.bytes(section) == 0) continue;
       for (size_t tile = 0; tile < plan_.homes[unit].tiles.size(); ++tile) {
-        read_section(unit, tile, section, buffer.get());
+        read_section(unit, tile, section, buffer);
         content.add(buffer.get(), plan_.homes[unit].tiles[tile].count * shape_.format.bytes(section));
       }
     }

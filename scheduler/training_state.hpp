@@ -7,6 +7,7 @@
 #include "core/layout.hpp"
 #include "scheduler/compiler.hpp"
 #include "scheduler/executor.hpp"
+#include "scheduler/store_transfers.hpp"
 #include "tiers/store.hpp"
 
 namespace strata::scheduler {
@@ -49,10 +50,9 @@ class TrainingState {
   std::string hash();
 
  private:
-  class Transfers;
-  void read_extent(LocationId extent, std::byte* out);
-  void read_section(int unit, size_t tile, Section section, std::byte* out);
-  void write_section(int unit, size_t tile, Section section, const std::byte* data, Transfers& transfers);
+  void read_extent(LocationId extent, const SharedBytes& out);
+  void read_section(int unit, size_t tile, Section section, const SharedBytes& out);
+  void write_section(int unit, size_t tile, Section section, const SharedBytes& data, StoreTransfers& transfers);
   void write_home(int unit, size_t tile, Section section, const std::byte* data);
 
   const RunShape& shape_;

@@ -18,7 +18,8 @@ namespace strata::tiers {
 enum class IoOperation : uint8_t { read, write, sync };  // sync is fdatasync: offset, length and buffer are ignored
 
 /// One operation on the file with index `file` in the engine's list. `buffer` belongs to the engine from submit() until the
-/// completion with this tag comes out of wait(), even when cancel() was called: the kernel may still be moving bytes.
+/// completion with this tag comes out of wait(), even when cancel() was called: the kernel may still be moving bytes. It may even
+/// outlive the engine: a request that is in flight when the engine is destroyed can still touch its buffer, at any time.
 struct IoRequest {
   IoOperation operation = IoOperation::read;
   uint32_t file = 0;
@@ -34,7 +35,8 @@ struct IoCompletion {
   int64_t result = 0;
 };
 
-/// What an engine is made with. The files stay open, and the regions mapped, for as long as the engine lives; the caller owns both.
+/// What an engine is made with. The files stay open, and the regions mapped, for as long as the engine lives; the caller owns both. What
+/// a request needs of a file after that, the engine holds itself.
 struct IoEngineConfig {
   IoEngineKind kind = IoEngineKind::automatic;
   std::vector<int> files;                      // descriptors; requests name them by index

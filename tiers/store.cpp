@@ -192,7 +192,7 @@ class FileStore final : public NvmeStore {
           --extent.readers[slot];
         }
         if (!result.error && result.checksum != expected) result.error = mismatch(kind, extent, slot, result.checksum, expected);
-        done(result.error);
+        done(result.error);  // lives on in this closure while the drive may still write to the buffer
       };
       ++extent.readers[slot];
     }
@@ -287,7 +287,7 @@ class FileStore final : public NvmeStore {
   }
 
   void write_record(const CommitRecord& next) {
-    if (!area_) area_ = std::make_unique<AlignedBuffer>(files_.table.area_bytes());
+    if (!area_) area_ = std::make_shared<AlignedBuffer>(files_.table.area_bytes());
     Transfer transfer;
     transfer.operation = IoOperation::write;
     transfer.file = commit_file();
@@ -295,7 +295,7 @@ class FileStore final : public NvmeStore {
     transfer.length_bytes = encode(next, files_.table.id, {area_->data(), area_->bytes()});
     transfer.buffer = area_->data();
     transfer.label = kRecordLabel;
-    channels_[0]->run(std::move(transfer));
+    channels_[0]->run(std::move(transfer), area_);
     transfer = {};
     transfer.operation = IoOperation::sync;
     transfer.file = commit_file();
@@ -316,8 +316,10 @@ class FileStore final : public NvmeStore {
     return total;
   }
 
-  std::future<void> start_verify_read(const Extent& extent, uint32_t slot, uint64_t begin, uint64_t bytes, std::byte* buffer);
-  std::string verify_extent(const Extent& extent, const std::function<void(uint64_t)>& advance);
+  std::future<void> start_verify_read(const Extent& extent, uint32_t slot, uint64_t begin, uint64_t bytes,
+                                      const std::shared_ptr<AlignedBuffer>& buffer);
+  using VerifyBuffers = std::array<std::shared_ptr<AlignedBuffer>, 2>;  // shared with the transfers that fill them
+  std::string verify_extent(const Extent& extent, const VerifyBuffers& buffers, const std::function<void(uint64_t)>& advance);
   void verify_headers(std::vector<std::string>& broken);
 
   static constexpr std::string_view kRecordLabel = "commit record";
@@ -326,8 +328,7 @@ class FileStore final : public NvmeStore {
   const bool read_only_;
   const std::vector<ExtentSpec> scratch_specs_;
   std::mutex commit_mutex_;  // one commit or verification at a time; taken before mutex_
-  std::unique_ptr<AlignedBuffer> area_;
-  std::vector<AlignedBuffer> verify_buffers_;  // kept: after a timeout the drive may still write to them
+  std::shared_ptr<AlignedBuffer> area_;  // shared with the transfer that writes it
 
   mutable std::mutex mutex_;
   std::vector<Extent> state_, scratch_;
@@ -340,14 +341,14 @@ class FileStore final : public NvmeStore {
 };
 
 std::future<void> FileStore::start_verify_read(const Extent& extent, uint32_t slot, uint64_t begin, uint64_t bytes,
-                                               std::byte* buffer) {
+                                               const std::shared_ptr<AlignedBuffer>& buffer) {
   auto finished = std::make_shared<std::promise<void>>();
   auto result = finished->get_future();
-  Transfer transfer = transfer_of(IoOperation::read, Kind::state, extent, slot, buffer);
+  Transfer transfer = transfer_of(IoOperation::read, Kind::state, extent, slot, buffer->data());
   transfer.offset_bytes += begin;
   transfer.length_bytes = bytes;
   transfer.checksum_bytes = 0;
-  transfer.done = [finished](const TransferResult& outcome) {
+  transfer.done = [finished, buffer](const TransferResult& outcome) {
     outcome.error ? finished->set_exception(outcome.error) : finished->set_value();
   };
   channels_[extent.place.directory]->submit(std::move(transfer));
@@ -355,23 +356,23 @@ std::future<void> FileStore::start_verify_read(const Extent& extent, uint32_t sl
 }
 
 /// Reads one piece while it hashes the one before. Returns what is wrong, or nothing.
-std::string FileStore::verify_extent(const Extent& extent, const std::function<void(uint64_t)>& advance) {
+std::string FileStore::verify_extent(const Extent& extent, const VerifyBuffers& buffers, const std::function<void(uint64_t)>& advance) {
   const uint64_t padded = extent.place.padded_bytes();
   const uint32_t slot = extent.committed.slot;
   const auto piece_bytes = [&](uint64_t begin) { return std::min(kVerifyPieceBytes, padded - begin); };
   Checksum checksum(extent.seed);
-  std::future<void> next = start_verify_read(extent, slot, 0, piece_bytes(0), verify_buffers_[0].data());
+  std::future<void> next = start_verify_read(extent, slot, 0, piece_bytes(0), buffers[0]);
   std::exception_ptr error;
   for (uint64_t begin = 0, index = 0; begin < padded; begin += kVerifyPieceBytes, ++index) {
     std::future<void> present = std::move(next);
     const uint64_t following = begin + kVerifyPieceBytes;
     if (!error && following < padded) {
-      next = start_verify_read(extent, slot, following, piece_bytes(following), verify_buffers_[(index + 1) % 2].data());
+      next = start_verify_read(extent, slot, following, piece_bytes(following), buffers[(index + 1) % 2]);
     }
     if (!present.valid()) break;
     try {
       present.get();
-      checksum.add(verify_buffers_[index % 2].data(), std::min(piece_bytes(begin), extent.place.bytes - begin));
+      checksum.add(buffers[index % 2]->data(), std::min(piece_bytes(begin), extent.place.bytes - begin));
     } catch (...) {
       if (!error) error = std::current_exception();
     }
@@ -393,14 +394,14 @@ std::string FileStore::verify_extent(const Extent& extent, const std::function<v
 /// The parts of the files that are not extents: they were whole at opening, and must be still.
 void FileStore::verify_headers(std::vector<std::string>& broken) {
   const auto read_whole = [&](uint32_t directory, uint32_t file, uint64_t offset, uint64_t bytes) {
-    AlignedBuffer buffer(bytes);
+    const auto buffer = std::make_shared<AlignedBuffer>(bytes);
     Transfer transfer;
     transfer.operation = IoOperation::read;
     transfer.file = file;
     transfer.offset_bytes = offset;
-    transfer.length_bytes = buffer.bytes();
-    transfer.buffer = buffer.data();
-    channels_[directory]->run(std::move(transfer));
+    transfer.length_bytes = buffer->bytes();
+    transfer.buffer = buffer->data();
+    channels_[directory]->run(std::move(transfer), buffer);
     return buffer;
   };
   const auto attempt = [&](const std::string& what, const std::function<void()>& check) {
@@ -413,8 +414,8 @@ void FileStore::verify_headers(std::vector<std::string>& broken) {
   for (uint32_t i = 0; i < files_.directories.size(); ++i) {
     const std::string path = (files_.directories[i].path / kStateFileName).string();
     attempt("header of the state file", [&] {
-      const AlignedBuffer block = read_whole(i, file_of(Kind::state), 0, kBlockBytes);
-      const StateFileHeader header = decode_state_header(block.data(), path);
+      const auto block = read_whole(i, file_of(Kind::state), 0, kBlockBytes);
+      const StateFileHeader header = decode_state_header(block->data(), path);
       if (header.id != files_.table.id || header.directory != i || header.file_bytes != files_.table.state_file_bytes[i]) {
         throw Error(ErrorCode::data_corruption, "the header is not the one that was written", path);
       }
@@ -423,14 +424,14 @@ void FileStore::verify_headers(std::vector<std::string>& broken) {
   const std::string path = (files_.directories[0].path / kCommitFileName).string();
   attempt("table of extents", [&] {
     const std::vector<std::byte> expected = encode(files_.table);
-    const AlignedBuffer actual = read_whole(0, commit_file(), 0, expected.size());
-    if (std::memcmp(expected.data(), actual.data(), expected.size()) != 0) {
+    const auto actual = read_whole(0, commit_file(), 0, expected.size());
+    if (std::memcmp(expected.data(), actual->data(), expected.size()) != 0) {
       throw Error(ErrorCode::data_corruption, "the table is not the one that was written", path);
     }
   });
   attempt("commit record", [&] {
-    const AlignedBuffer area = read_whole(0, commit_file(), files_.table.area_offset(generation_), files_.table.area_bytes());
-    const auto record = decode_record({area.data(), area.bytes()}, files_.table);
+    const auto area = read_whole(0, commit_file(), files_.table.area_offset(generation_), files_.table.area_bytes());
+    const auto record = decode_record({area->data(), area->bytes()}, files_.table);
     if (!record || record->generation != generation_) {
       throw Error(ErrorCode::data_corruption, fmt::format("the record of generation {} is not whole", generation_), path);
     }
@@ -451,14 +452,14 @@ std::vector<std::string> FileStore::verify(const std::function<void(uint64_t, ui
       total += extent.place.bytes;
     }
   }
-  while (verify_buffers_.size() < 2) verify_buffers_.emplace_back(kVerifyPieceBytes);
+  const VerifyBuffers buffers{std::make_shared<AlignedBuffer>(kVerifyPieceBytes), std::make_shared<AlignedBuffer>(kVerifyPieceBytes)};
   if (progress) progress(0, total);
   for (const auto& extent : committed) {
     const auto advance = [&](uint64_t bytes) {
       done += bytes;
       if (progress) progress(done, total);
     };
-    if (auto line = verify_extent(extent, advance); !line.empty()) broken.push_back(std::move(line));
+    if (auto line = verify_extent(extent, buffers, advance); !line.empty()) broken.push_back(std::move(line));
   }
   return broken;
 }

@@ -41,8 +41,9 @@ struct StoreOptions {
 };
 
 /// Called once, on a thread of the store's; null when the transfer is whole and its checksum right. Must be short and not throw; it
-/// may start transfers. After an error of code timeout the drive may still be moving bytes: that buffer must be neither reused nor
-/// freed before the store is closed. Other errors: data_corruption (checksum, truncated file), io, resource_exhausted (no space), cancelled.
+/// may start transfers. After an error of code timeout or cancelled the drive may still be moving bytes, even when the store is closed: so
+/// the callback should own the buffer. The store destroys the callback when the drive is through with the buffer, and never if that
+/// never comes. Other errors: data_corruption (checksum, truncated file), io, resource_exhausted (no space), cancelled.
 using IoCallback = std::function<void(std::exception_ptr error)>;
 
 /// What a store's files say without opening them for a run.

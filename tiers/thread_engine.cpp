@@ -1,4 +1,5 @@
 // The engine that works everywhere: blocking pread, pwrite and fdatasync on a few threads.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "core/thread.hpp"
+#include "tiers/file.hpp"
 #include "tiers/io_engine.hpp"
 
 namespace strata::tiers {
@@ -22,7 +25,7 @@ struct Shared {
   std::condition_variable work, finished;
   std::deque<IoRequest> requests;
   std::deque<IoCompletion> completions;
-  std::vector<int> files;
+  std::vector<FileDescriptor> files;  // of its own: the number of a closed file may soon be another file's
   uint32_t running = 0;
   bool woken = false;
   bool stop = false;
@@ -52,7 +55,7 @@ void serve(const std::shared_ptr<Shared>& shared) noexcept {
     const IoRequest request = shared->requests.front();
     shared->requests.pop_front();
     lock.unlock();
-    const int64_t result = perform(request, shared->files[request.file]);
+    const int64_t result = perform(request, shared->files[request.file].get());
     lock.lock();
     shared->completions.push_back({request.tag, result});
     shared->finished.notify_all();
@@ -65,19 +68,23 @@ class ThreadEngine final : public IoEngine {
  public:
   ThreadEngine(const IoEngineConfig& config, std::string reason)
       : shared_(std::make_shared<Shared>()), reason_(std::move(reason)) {
-    shared_->files = config.files;
+    for (const int file : config.files) {
+      shared_->files.emplace_back(fcntl(file, F_DUPFD_CLOEXEC, 0));
+      if (!shared_->files.back())
+        throw Error(ErrorCode::resource_exhausted, "cannot open a file once more: " + system_reason(errno), "NVMe store",
+                    "raise the limit on open files (ulimit -n)");
+    }
     const uint32_t count = std::clamp(config.queue_depth, 1u, kThreadsMax);
-    try {
-      for (uint32_t i = 0; i < count; ++i) {
-        threads_.emplace_back(serve, shared_);
-        std::lock_guard lock(shared_->mutex);
-        ++shared_->running;
+    threads_.reserve(count);
+    for (uint32_t i = 0; i < count; ++i) {
+      try {
+        threads_.push_back(start_thread("NVMe store I/O", [shared = shared_] { serve(shared); }));
+      } catch (const Error&) {
+        if (threads_.empty()) throw;
+        break;  // fewer threads move the same bytes
       }
-    } catch (const std::system_error& error) {
-      if (threads_.empty()) {
-        throw Error(ErrorCode::resource_exhausted, fmt::format("cannot start an I/O thread: {}", error.what()), "NVMe store",
-                    "raise the limit on processes (ulimit -u, the container's pids limit)");
-      }
+      std::lock_guard lock(shared_->mutex);
+      ++shared_->running;
     }
   }
 

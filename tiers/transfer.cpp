@@ -8,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "core/thread.hpp"
 #include "tiers/checksum.hpp"
 
 namespace strata::tiers {
@@ -18,6 +19,8 @@ using Clock = std::chrono::steady_clock;
 constexpr uint32_t kInterruptionsMax = 60;  // EINTR and EAGAIN in a row, with growing pauses: about two seconds
 constexpr uint32_t kStallsMax = 16;         // short results in a row that do not reach the next aligned offset
 constexpr uint32_t kReadErrorsMax = 3;      // retries of a read that gave EIO
+constexpr std::chrono::seconds kLookEvery{1};   // at the deadlines, while requests are in the engine
+constexpr std::chrono::seconds kOversleep{1};   // a wait that lasts so much longer than asked for says that the process did not run
 constexpr uint64_t kChunkBytesMax = 0x7ffff000;  // what one system call moves at most
 
 const char* verb(IoOperation operation) {
@@ -28,21 +31,25 @@ const char* verb(IoOperation operation) {
 struct Slot {
   struct Job* job = nullptr;  // null: free, or orphaned
   bool orphaned = false;      // given up at its deadline; the engine still owns the buffer
+  std::shared_ptr<const void> kept;  // of an orphan: the callback, which owns the buffer
   bool in_engine = false;
   uint32_t generation = 0;    // part of the tag, so that a late completion is never taken for another's
   uint64_t begin = 0, length = 0, done = 0;  // within the transfer
   uint64_t request_limit = 0;                // halved after EIO, to come close to the bad sector
   uint64_t requested = 0;
   uint32_t interruptions = 0, stalls = 0, read_errors = 0;
-  Clock::time_point deadline, retry_at;
+  Clock::time_point given, retry_at;
 };
 
 struct Job {
   Job(Transfer t, uint64_t chunk_bytes) : transfer(std::move(t)) {
     if (transfer.checksum_bytes > 0) checksum.emplace(transfer.checksum_seed);
     if (transfer.operation == IoOperation::read) arrived.resize((transfer.length_bytes + chunk_bytes - 1) / chunk_bytes);
+    done = std::make_shared<const Callback>(std::move(transfer.done));
   }
+  using Callback = std::function<void(TransferResult)>;
   Transfer transfer;
+  std::shared_ptr<const Callback> done;  // called once, and kept for as long as a request of the job is in the engine
   uint64_t issued = 0;  // bytes handed to slots
   bool sync_issued = false;
   uint32_t slots = 0;
@@ -71,7 +78,7 @@ struct Lane {
 class TransferChannel::Worker {
  public:
   Worker(std::vector<TransferFile> files, TransferOptions options, const IoEngineFactory& factory)
-      : files_(std::move(files)), options_(std::move(options)), slots_(options_.queue_depth) {
+      : files_(std::move(files)), options_(std::move(options)), slots_(options_.queue_depth), unsynced_bytes_(files_.size()) {
     STRATA_CHECK(options_.queue_depth > 0 && options_.chunk_bytes > 0 && options_.chunk_bytes <= kChunkBytesMax,
                  "queue depth {}, chunk {}", options_.queue_depth, options_.chunk_bytes);
     for (const auto& file : files_) {
@@ -80,7 +87,7 @@ class TransferChannel::Worker {
     }
     const auto started = std::make_shared<std::promise<void>>();
     auto ready = started->get_future();
-    thread_ = std::thread([this, &factory, started] { run(factory, *started); });
+    thread_ = start_thread("NVMe store", [this, &factory, started] { run(factory, *started); });
     try {
       ready.get();
     } catch (...) {
@@ -151,6 +158,8 @@ class TransferChannel::Worker {
       }
     }
     engine_.reset();
+    for (auto& slot : slots_)
+      if (slot.orphaned) keep_for_ever(std::move(slot.kept));
   }
 
   /// One round: begin what can be begun, then hash, then call back, then wait. False when the channel has come to its end.
@@ -159,7 +168,11 @@ class TransferChannel::Worker {
     issue();
     const bool more_to_hash = hash_one_chunk();
     const bool called_back = finish_jobs();
-    const size_t count = engine_->wait(completions_, more_to_hash || called_back ? std::chrono::microseconds(0) : idle_time());
+    const auto patience = more_to_hash || called_back ? std::chrono::microseconds(0) : idle_time();
+    const auto before = Clock::now();
+    const size_t count = engine_->wait(completions_, patience);
+    // Overslept: the process was stopped or the machine slept, and the drive had no chance to answer.
+    if (const auto now = Clock::now(); now - before > patience + kOversleep) last_completion_ = now;
     {
       std::lock_guard lock(mutex_);
       waiting_ = false;
@@ -214,13 +227,20 @@ class TransferChannel::Worker {
     return std::max<Clock::duration>(when - now, std::chrono::microseconds(1));
   }
 
+  std::chrono::milliseconds patience_with(const Slot& slot) const {
+    const Transfer& transfer = slot.job->transfer;
+    if (transfer.operation != IoOperation::sync) return options_.request_deadline;
+    return options_.sync_deadline + std::chrono::seconds(unsynced_bytes_[transfer.file] >> 20);
+  }
+  Clock::time_point deadline_of(const Slot& slot) const { return std::max(slot.given, last_completion_) + patience_with(slot); }
+
   /// How long the thread may sleep; also says that it is about to.
   std::chrono::microseconds idle_time() {
     const auto now = Clock::now();
     Clock::duration time = std::chrono::hours(1);
     for (const auto& slot : slots_) {
       if (!slot.job) continue;
-      time = std::min(time, until(slot.in_engine ? slot.deadline : slot.retry_at, now));
+      time = std::min(time, slot.in_engine ? std::min<Clock::duration>(until(deadline_of(slot), now), kLookEvery) : until(slot.retry_at, now));
     }
     if (stop_at_) time = std::min(time, until(now < cancel_at_ ? cancel_at_ : *stop_at_, now));
     std::lock_guard lock(mutex_);
@@ -277,7 +297,7 @@ class TransferChannel::Worker {
     const Transfer& transfer = slot.job->transfer;
     slot.requested = std::min(slot.length - slot.done, slot.request_limit);
     slot.in_engine = true;
-    slot.deadline = now + (transfer.operation == IoOperation::sync ? options_.sync_deadline : options_.request_deadline);
+    slot.given = now;
     const uint64_t begin = slot.begin + slot.done;
     requests_.push_back({transfer.operation, transfer.file, transfer.offset_bytes + begin, static_cast<uint32_t>(slot.requested),
                          transfer.operation == IoOperation::sync ? nullptr : transfer.buffer + begin, tag_of(index)});
@@ -293,8 +313,10 @@ class TransferChannel::Worker {
                  "a completion with tag {:#x} that nothing waits for", completion.tag);
     Slot& slot = slots_[index];
     slot.in_engine = false;
+    if (completion.result != -EINTR && completion.result != -EAGAIN) last_completion_ = Clock::now();
     if (slot.orphaned) {
       slot.orphaned = false;
+      slot.kept.reset();
       return;
     }
     if (slot.job->error) return release(slot);
@@ -305,7 +327,11 @@ class TransferChannel::Worker {
   void handle_progress(Slot& slot, uint64_t moved) {
     Job& job = *slot.job;
     const Transfer& transfer = job.transfer;
-    if (transfer.operation == IoOperation::sync) return release(slot);
+    if (transfer.operation == IoOperation::sync) {
+      unsynced_bytes_[transfer.file] = 0;
+      return release(slot);
+    }
+    if (transfer.operation == IoOperation::write) unsynced_bytes_[transfer.file] += moved;
     STRATA_CHECK(moved <= slot.requested, "{} bytes moved of {} asked for", moved, slot.requested);
     (transfer.operation == IoOperation::read ? counters.bytes_read : counters.bytes_written) += moved;
     slot.interruptions = slot.read_errors = 0;
@@ -392,6 +418,7 @@ class TransferChannel::Worker {
   void orphan(Slot& slot, const std::exception_ptr& error) {
     slot.orphaned = slot.in_engine;
     Job& job = *slot.job;
+    if (slot.orphaned) slot.kept = job.done;
     release(slot);
     fail(job, error);
   }
@@ -400,7 +427,7 @@ class TransferChannel::Worker {
     const auto now = Clock::now();
     for (size_t i = 0; i < slots_.size(); ++i) {
       Slot& slot = slots_[i];
-      if (!slot.job || !slot.in_engine || slot.deadline > now) continue;
+      if (!slot.job || !slot.in_engine || deadline_of(slot) > now) continue;
       engine_->cancel(tag_of(i));
       const auto error = overdue(slot);
       orphan(slot, error);
@@ -444,7 +471,7 @@ class TransferChannel::Worker {
       any = true;
       const uint64_t checksum = job->checksum && !job->error ? job->checksum->value() : 0;
       try {
-        job->transfer.done({job->error, checksum});
+        (*job->done)({job->error, checksum});
       } catch (...) {
         fail_channel(std::current_exception());
       }
@@ -489,11 +516,11 @@ class TransferChannel::Worker {
   }
 
   std::exception_ptr overdue(const Slot& slot) const {
-    const auto deadline =
-        slot.job->transfer.operation == IoOperation::sync ? options_.sync_deadline : options_.request_deadline;
     return std::make_exception_ptr(
         Error(ErrorCode::timeout,
-              fmt::format("the drive did not {} within {} ms", verb(slot.job->transfer.operation), deadline.count()), where(slot),
+              fmt::format("the drive did not {} within {} ms, nor anything else", verb(slot.job->transfer.operation),
+                          patience_with(slot).count()),
+              where(slot),
               "the drive or its network path hangs: check dmesg; the last committed step is intact"));
   }
 
@@ -508,6 +535,8 @@ class TransferChannel::Worker {
   // The rest belongs to the channel's thread.
   std::unique_ptr<IoEngine> engine_;
   std::vector<Slot> slots_;
+  std::vector<uint64_t> unsynced_bytes_;  // of each file
+  Clock::time_point last_completion_ = Clock::now();
   Lane reads_, writes_;
   std::list<std::unique_ptr<Job>> jobs_;  // begun, and not called back yet
   bool read_next_ = true;
@@ -528,12 +557,12 @@ TransferChannel::~TransferChannel() = default;
 
 void TransferChannel::submit(Transfer transfer) { worker_->submit(std::move(transfer)); }
 
-uint64_t TransferChannel::run(Transfer transfer) {
+uint64_t TransferChannel::run(Transfer transfer, std::shared_ptr<const void> owner) {
   STRATA_CHECK(!on_own_thread(), "a callback waits for '{}'", transfer.label);
   // Shared with the callback: set_value may still be running when get() returns and this frame ends.
   const auto finished = std::make_shared<std::promise<TransferResult>>();
   auto result = finished->get_future();
-  transfer.done = [finished](TransferResult outcome) { finished->set_value(std::move(outcome)); };
+  transfer.done = [finished, owner = std::move(owner)](TransferResult outcome) { finished->set_value(std::move(outcome)); };
   submit(std::move(transfer));
   TransferResult outcome = result.get();
   if (outcome.error) std::rethrow_exception(outcome.error);
@@ -545,5 +574,14 @@ bool TransferChannel::on_own_thread() const { return worker_->on_own_thread(); }
 const TransferCounters& TransferChannel::counters() const { return worker_->counters; }
 
 std::string TransferChannel::engine_description() const { return worker_->engine_description; }
+
+void keep_for_ever(std::shared_ptr<const void> kept) {
+  if (!kept) return;
+  // Reachable, so that a leak detector is not told a lie, and never destroyed.
+  static std::mutex mutex;
+  static auto* const all = new std::vector<std::shared_ptr<const void>>;
+  const std::lock_guard lock(mutex);
+  all->push_back(std::move(kept));
+}
 
 }  // namespace strata::tiers

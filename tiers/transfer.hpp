@@ -28,8 +28,10 @@ struct TransferOptions {
   std::vector<std::span<std::byte>> regions;  // see IoEngineConfig
   uint32_t chunk_bytes = 1u << 20;            // one request; a multiple of every file's alignment
   uint32_t queue_depth = 16;                  // requests in flight
+  // Both count from the last completion of any request: a drive that is slow is no drive that hangs. Time in which this process was
+  // stopped does not count.
   std::chrono::milliseconds request_deadline{120'000};
-  std::chrono::milliseconds sync_deadline{600'000};
+  std::chrono::milliseconds sync_deadline{600'000};  // and a second for each MiB that was written since the last sync of the file
   std::chrono::milliseconds shutdown_grace{5'000};  // how long the destructor waits for requests that are in flight
 };
 
@@ -39,8 +41,8 @@ struct TransferResult {
 };
 
 /// The buffer belongs to the channel until `done` is called, once, on the channel's thread; `done` must be short and not throw. It may
-/// submit. After an error of code timeout the device may still be moving bytes: that buffer must be neither reused nor freed while
-/// the channel lives.
+/// submit. After an error of code timeout or cancelled the device may still be moving bytes, even when the channel has gone. So `done`
+/// should own the buffer: the channel destroys it when the device is through with the last request, and never if that never comes.
 struct Transfer {
   IoOperation operation = IoOperation::read;
   uint32_t file = 0;
@@ -77,8 +79,9 @@ class TransferChannel {
   /// Asynchronous, thread-safe. A sync covers the writes whose callbacks have run.
   void submit(Transfer transfer);
 
-  /// The same, blocking: returns the checksum or throws the error. Throws internal when called from a callback.
-  uint64_t run(Transfer transfer);
+  /// The same, blocking: returns the checksum or throws the error. `owner` is what the buffer is part of (see Transfer). Throws internal
+  /// when called from a callback.
+  uint64_t run(Transfer transfer, std::shared_ptr<const void> owner = nullptr);
 
   /// Whether the caller is the channel's thread, that is, inside a callback: there nothing may wait for a transfer.
   bool on_own_thread() const;
@@ -89,5 +92,9 @@ class TransferChannel {
   class Worker;
   std::unique_ptr<Worker> worker_;
 };
+
+/// Keeps what a device may still touch until the process ends. The one thing that outlives everything, on purpose: it is used only for
+/// requests that had not ended when their channel closed.
+void keep_for_ever(std::shared_ptr<const void> kept);
 
 }  // namespace strata::tiers

@@ -1,8 +1,10 @@
 #include "gpu/host/host_device.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "core/stall_timer.hpp"
 #include "core/topology.hpp"
 #include "gpu/attention_kernels.hpp"
 #include "gpu/host/host_memory.hpp"
@@ -27,11 +29,15 @@ auto& host_event(AnyEvent& event) {
   return *found;
 }
 
-void wait_for(const Completion& completion, std::chrono::milliseconds deadline) {
-  if (!completion.wait_until(std::chrono::steady_clock::now() + deadline)) {
+void wait_for(const Completion& completion, std::chrono::milliseconds deadline, const HostActivity& activity) {
+  const auto tick = std::clamp(deadline / 4, std::chrono::milliseconds(1), std::chrono::milliseconds(200));
+  StallTimer timer(tick);
+  while (!completion.wait_until(std::chrono::steady_clock::now() + tick)) {
+    if (timer.look(activity.finished, activity.working > 0) < deadline) continue;
     throw Error(ErrorCode::timeout,
-                fmt::format("the work of stream '{}' did not end within {} ms", completion.stream_name(), deadline.count()), "host device",
-                "a longer deadline, if the machine is only slow; else this is a stream that hangs");
+                fmt::format("stream '{}' does not end its work, and the device has done nothing for {} ms", completion.stream_name(),
+                            deadline.count()),
+                "host device", "this is a stream that waits for what never comes; please report it with this message");
   }
   if (const auto error = completion.error()) std::rethrow_exception(error);
 }
@@ -57,6 +63,7 @@ std::unique_ptr<HostDevice> HostDevice::create(const HostDeviceOptions& options)
 HostDevice::HostDevice(const HostDeviceOptions& options)
     : options_(options),
       memory_(std::make_shared<HostMemory>(options.memory_bytes, options.poison)),
+      activity_(std::make_shared<HostActivity>()),
       kernels_(std::make_unique<Kernels>()) {
   info_.kind = "host";
   info_.name = processor_info().name;
@@ -73,13 +80,16 @@ uint64_t HostDevice::allocated_bytes() const { return memory_->allocated_bytes()
 std::unique_ptr<Stream> HostDevice::create_stream(StreamKind kind, std::string name) {
   HostStreamOptions options;
   options.name = std::move(name);
+  options.activity = activity_;
   options.random_delay_us_max = options_.random_delay_us_max;
   if (kind == StreamKind::compute) {
     options.threads = info_.compute_threads;
     if (options_.pin_threads) options.pin_to_cpus = usable_processors();
   }
-  const std::lock_guard lock(mutex_);
-  options.seed = options_.seed * 0x9e3779b97f4a7c15ull + streams_created_++;
+  {
+    const std::lock_guard lock(mutex_);
+    options.seed = options_.seed * 0x9e3779b97f4a7c15ull + streams_created_++;
+  }
   return std::make_unique<HostStream>(std::move(options));
 }
 
@@ -92,12 +102,14 @@ void HostDevice::wait(Stream& stream, const Event& event) {
 }
 
 void HostDevice::synchronize(const Event& event, std::chrono::milliseconds deadline) {
-  if (const auto completion = host_event(event).latest()) wait_for(*completion, deadline);
+  if (const auto completion = host_event(event).latest()) wait_for(*completion, deadline, *activity_);
 }
 
 void HostDevice::synchronize(Stream& stream, std::chrono::milliseconds deadline) {
-  wait_for(*host_stream(stream).enqueue_record(), deadline);
+  wait_for(*host_stream(stream).enqueue_record(), deadline, *activity_);
 }
+
+DeviceActivity HostDevice::activity() const { return {activity_->finished, activity_->working > 0}; }
 
 void HostDevice::copy(Stream& stream, void* destination, const void* source, uint64_t bytes, CopyDirection direction) {
   if (bytes == 0) return;

@@ -23,7 +23,8 @@ struct HostDeviceOptions {
 /// Everything created by the device may outlive it. Copies check that the device's side lies inside a live allocation.
 /// An error inside a stream's work is kept for good: the stream skips its later work, so does every stream that waits for one of its
 /// events, and each synchronize or Event::ready that covers the failed work throws it. A stream's destructor waits until its
-/// work is done.
+/// work is done. An operation that runs may take as long as it takes: synchronize gives up only when no stream of the device has run or
+/// finished anything for the deadline, which a missing event alone can bring about.
 /// Event times are those of std::chrono::steady_clock.
 class HostDevice final : public Device {
  public:
@@ -40,6 +41,7 @@ class HostDevice final : public Device {
   void wait(Stream& stream, const Event& event) override;
   void synchronize(const Event& event, std::chrono::milliseconds deadline) override;
   void synchronize(Stream& stream, std::chrono::milliseconds deadline) override;
+  DeviceActivity activity() const override;
   void copy(Stream& stream, void* destination, const void* source, uint64_t bytes, CopyDirection direction) override;
   void fill(Stream& stream, void* destination, uint8_t value, uint64_t bytes) override;
   void call_host(Stream& stream, std::function<void()> function) override;
@@ -56,6 +58,7 @@ class HostDevice final : public Device {
   HostDeviceOptions options_;
   DeviceInfo info_;
   std::shared_ptr<class HostMemory> memory_;
+  std::shared_ptr<struct HostActivity> activity_;
   std::mutex mutex_;  // of what follows
   uint64_t streams_created_ = 0;
   std::unique_ptr<Kernels> kernels_;

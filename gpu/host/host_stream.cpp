@@ -1,9 +1,11 @@
 #include "gpu/host/host_stream.hpp"
 
 #include <omp.h>
-#include <pthread.h>
 #include <sched.h>
 
+#include <utility>
+
+#include "core/thread.hpp"
 #include "gpu/host/parallel.hpp"
 
 namespace strata::gpu {
@@ -85,8 +87,17 @@ std::shared_ptr<Completion> HostEvent::latest() const {
   return latest_;
 }
 
-HostStream::HostStream(HostStreamOptions options)
-    : options_(std::move(options)), random_(options_.seed), thread_([this] { serve(); }) {}
+HostStream::HostStream(HostStreamOptions options) : options_(std::move(options)), random_(options_.seed) {
+  const auto started = std::make_shared<std::promise<void>>();
+  auto ready = started->get_future();
+  thread_ = start_thread(options_.name, [this, started] { serve(*started); });
+  try {
+    ready.get();
+  } catch (...) {
+    thread_.join();
+    throw;
+  }
+}
 
 HostStream::~HostStream() {
   {
@@ -110,17 +121,21 @@ void HostStream::enqueue_wait(std::shared_ptr<Completion> completion) { push({.w
 void HostStream::push(Operation operation) {
   {
     const std::lock_guard lock(mutex_);
+    if (!std::exchange(busy_, true)) ++options_.activity->working;
     queue_.push_back(std::move(operation));
   }
   changed_.notify_one();
 }
 
 void HostStream::prepare_thread() {
-  pthread_setname_np(pthread_self(), options_.name.substr(0, 15).c_str());
   // Said here, in the thread that opens the parallel regions, so that neither OMP_NUM_THREADS nor OMP_DYNAMIC has a say.
   omp_set_dynamic(0);
   omp_set_num_threads(options_.threads);
-  if (options_.pin_to_cpus.empty()) return;
+  // The OpenMP run-time starts its threads at the first parallel region, keeps them, and ends the process when it gets none.
+  if (options_.threads > 1)
+    require_threads(options_.threads - 1, "the compute threads of stream " + options_.name,
+                    std::string("lower device.threads, or ") + kRaiseThreadLimit);
+  if (options_.pin_to_cpus.empty()) return run_team(options_.threads, [](void*, int) {}, nullptr);
   const auto pin = [](void* cpus_given, int thread) {
     const auto& cpus = *static_cast<const std::vector<int>*>(cpus_given);
     pin_this_thread(cpus[static_cast<size_t>(thread) % cpus.size()]);
@@ -129,8 +144,13 @@ void HostStream::prepare_thread() {
   run_team(options_.threads, pin, &cpus);
 }
 
-void HostStream::serve() {
-  prepare_thread();
+void HostStream::serve(std::promise<void>& started) noexcept {
+  try {
+    prepare_thread();
+  } catch (...) {
+    return started.set_exception(std::current_exception());
+  }
+  started.set_value();
   while (true) {
     Operation operation;
     {
@@ -140,8 +160,16 @@ void HostStream::serve() {
       operation = std::move(queue_.front());
       queue_.pop_front();
     }
+    auto& activity = *options_.activity;
     delay();
+    if (operation.wait != nullptr) --activity.working;  // a stream that waits for another is not a sign of life
     perform(operation);
+    if (operation.wait != nullptr) ++activity.working;
+    ++activity.finished;
+    const std::lock_guard lock(mutex_);
+    if (!queue_.empty()) continue;
+    busy_ = false;
+    --activity.working;
   }
 }
 

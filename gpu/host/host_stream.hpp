@@ -1,10 +1,12 @@
 // Streams and events of the host device: an in-order queue served by one thread, and points in it that others can wait for.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -55,16 +57,25 @@ class HostEvent final : public Event {
   const std::chrono::steady_clock::time_point created_at_ = std::chrono::steady_clock::now();
 };
 
+/// What the streams of a device have done and are doing.
+struct HostActivity {
+  std::atomic<uint64_t> finished{0};
+  std::atomic<int> working{0};  // streams that have work and are not waiting for an event
+};
+
 struct HostStreamOptions {
   std::string name;
   int threads = 1;               // of an OpenMP parallel region opened by the stream's work
   std::vector<int> pin_to_cpus;  // thread i of the team is bound to pin_to_cpus[i]; empty: not bound
   int64_t random_delay_us_max = 0;
   uint64_t seed = 1;
+  std::shared_ptr<HostActivity> activity = std::make_shared<HostActivity>();  // shared by a device's streams
 };
 
 class HostStream final : public Stream {
  public:
+  /// Returns when the stream's thread and its whole team run: nothing is started later. Throws resource_exhausted when the system
+  /// refuses them.
   explicit HostStream(HostStreamOptions options);
   /// Drains the queue.
   ~HostStream() override;
@@ -82,7 +93,7 @@ class HostStream final : public Stream {
     std::shared_ptr<Completion> wait = nullptr;
   };
   void push(Operation operation);
-  void serve();
+  void serve(std::promise<void>& started) noexcept;
   void prepare_thread();
   void delay();
   void perform(Operation& operation);
@@ -91,6 +102,7 @@ class HostStream final : public Stream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Operation> queue_;
+  bool busy_ = false;  // has work
   bool stopping_ = false;
   std::exception_ptr error_;  // of the stream's thread alone
   std::mt19937_64 random_;    // likewise

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
@@ -37,8 +38,11 @@ struct Team {
   team->joined.fetch_add(1, std::memory_order_release);
 }
 
+/// Every region takes the whole team, though fewer members may have work: libgomp ends the threads that a smaller region leaves out, and
+/// would have to start them again in the middle of a run.
 [[gnu::noinline, gnu::no_sanitize("thread")]] void fork_and_join(Team* team, int threads) {
-#pragma omp parallel num_threads(threads)
+  const int whole_team = std::max(threads, omp_get_max_threads());
+#pragma omp parallel num_threads(whole_team)
   for (int thread = omp_get_thread_num(); thread < threads; thread += omp_get_num_threads()) run_member(team, thread);
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/dtype.hpp"
 #include "gpu/host/host_device.hpp"
+#include "gpu/host/host_stream.hpp"
 #include "gpu/host/parallel.hpp"
 #include "tests/gpu/device_contract.hpp"
 
@@ -25,6 +26,38 @@ INSTANTIATE_TEST_SUITE_P(
                         return HostDevice::create({.memory_bytes = kContractMemoryBytes, .random_delay_us_max = 200, .poison = true, .seed = 11});
                       }}),
     [](const auto& info) { return info.param.name; });
+
+TEST(HostDevice, AnOperationThatRunsIsWaitedForLongerThanTheDeadline) {
+  const auto device = HostDevice::create({.memory_bytes = 1 << 20, .compute_threads = 1});
+  const auto stream = device->create_stream(Device::StreamKind::compute, "slow");
+  const auto other = device->create_stream(Device::StreamKind::copy, "waiting");
+  const auto event = device->create_event();
+  device->call_host(*stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(900)); });
+  device->record(*stream, *event);
+  device->wait(*other, *event);
+  device->synchronize(*other, std::chrono::milliseconds(300));
+  device->synchronize(*event, std::chrono::milliseconds(300));
+  EXPECT_GE(device->activity().operations_finished, 3u);
+}
+
+TEST(HostDevice, AWaitWhileNothingRunsIsATimeoutThatNamesTheStream) {
+  const auto device = HostDevice::create({.memory_bytes = 1 << 20, .compute_threads = 1});
+  const auto stream = device->create_stream(Device::StreamKind::copy, "stuck h2d");
+  const auto lost = std::make_shared<Completion>("lost");
+  dynamic_cast<HostStream&>(*stream).enqueue_wait(lost);
+  const auto event = device->create_event();
+  device->record(*stream, *event);
+  for (const bool by_event : {true, false}) {
+    try {
+      by_event ? device->synchronize(*event, std::chrono::milliseconds(10)) : device->synchronize(*stream, std::chrono::milliseconds(10));
+      ADD_FAILURE() << "no timeout";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::timeout);
+      EXPECT_NE(error.message().find("stuck h2d"), std::string::npos) << error.what();
+    }
+  }
+  lost->complete(nullptr);  // or the stream would never drain
+}
 
 TEST(HostDevice, RefusesImpossibleOptions) {
   EXPECT_THROW(HostDevice::create({.memory_bytes = 0}), Error);

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <deque>
 #include <map>
+#include <utility>
 
 namespace strata::tiers::testing {
 namespace {
@@ -36,6 +37,7 @@ class FaultyIoEngine final : public IoEngine {
           delayed_.push_back({Clock::now() + std::chrono::milliseconds(fault->value), request});
           break;
         case Effect::never:
+          plan_->remember_as_hanging(request);
           break;
         case Effect::late:
           late_.push_back(request);
@@ -163,6 +165,23 @@ std::optional<Fault> FaultPlan::decide(const IoRequest& request) {
   }
   if (chosen) ++injected_;
   return chosen;
+}
+
+void FaultPlan::remember_as_hanging(const IoRequest& request) {
+  std::lock_guard lock(mutex_);
+  hanging_.push_back(request);
+}
+
+size_t FaultPlan::land_late() {
+  std::lock_guard lock(mutex_);
+  unsigned sum = 0;
+  for (const IoRequest& request : hanging_) {
+    if (request.operation == IoOperation::read) std::fill(request.buffer, request.buffer + request.length_bytes, std::byte{0xdd});
+    if (request.operation == IoOperation::write)
+      for (uint32_t i = 0; i < request.length_bytes; ++i) sum += static_cast<unsigned>(request.buffer[i]);
+  }
+  [[maybe_unused]] const volatile unsigned moved = sum;  // a drive reads every byte that it writes
+  return std::exchange(hanging_, {}).size();
 }
 
 uint64_t FaultPlan::requests() const {

@@ -15,7 +15,7 @@ enum class Effect {
   error,       // completes with -value and moves nothing
   short_by,    // moves and reports only the first `value` bytes
   delay,       // is given to the engine `value` ms late
-  never,       // never completes, not even when cancelled
+  never,       // never completes, not even when cancelled; land_late() moves its bytes all the same
   late,        // completes only after it was cancelled, with what it should have moved
   flip,        // a read in which bit `value` of the buffer is inverted
   lost,        // a write that reports success and moves nothing
@@ -49,6 +49,11 @@ class FaultPlan {
   void set(std::vector<Fault> faults);
   std::optional<Fault> decide(const IoRequest& request);
 
+  /// What a drive may do after everybody has given up on it: the requests that never completed move their bytes now. To be called when
+  /// the engines have gone; under a sanitizer it finds every buffer that was freed too soon. Returns the number of requests.
+  size_t land_late();
+  void remember_as_hanging(const IoRequest& request);
+
   uint64_t requests() const;        // seen so far
   uint64_t injected() const;        // of them, those that were hurt
   uint32_t longest_bytes() const;
@@ -57,6 +62,7 @@ class FaultPlan {
   mutable std::mutex mutex_;
   std::vector<Fault> faults_;
   std::vector<uint64_t> counts_;
+  std::vector<IoRequest> hanging_;
   std::optional<RandomFaults> random_;
   std::mt19937_64 generator_;
   uint64_t requests_ = 0, injected_ = 0;

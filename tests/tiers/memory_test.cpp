@@ -42,6 +42,7 @@ class RegisteringDevice final : public gpu::Device {
   void wait(gpu::Stream&, const gpu::Event&) override {}
   void synchronize(const gpu::Event&, std::chrono::milliseconds) override {}
   void synchronize(gpu::Stream&, std::chrono::milliseconds) override {}
+  gpu::DeviceActivity activity() const override { return {}; }
   void copy(gpu::Stream&, void*, const void*, uint64_t, gpu::CopyDirection) override {}
   void fill(gpu::Stream&, void*, uint8_t, uint64_t) override {}
   void call_host(gpu::Stream&, std::function<void()>) override {}

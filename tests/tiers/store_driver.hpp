@@ -26,8 +26,11 @@ inline std::vector<std::byte> pattern(uint64_t bytes, uint64_t seed) {
 /// A callback and the wait for it. The promise is shared: the callback may still be inside it when wait() returns.
 class Completion {
  public:
-  IoCallback callback() const {
-    return [promise = promise_](std::exception_ptr error) { error ? promise->set_exception(error) : promise->set_value(); };
+  /// Owns `buffer` as long as the store may touch it.
+  IoCallback callback(std::shared_ptr<const AlignedBuffer> buffer = nullptr) const {
+    return [promise = promise_, buffer = std::move(buffer)](std::exception_ptr error) {
+      error ? promise->set_exception(error) : promise->set_value();
+    };
   }
   /// Throws the error of the transfer.
   void wait() { result_.get(); }
@@ -40,19 +43,21 @@ class Completion {
 enum class Part { state, scratch };
 
 inline void write(NvmeStore& store, uint32_t extent, const std::vector<std::byte>& data, Part part = Part::state) {
-  AlignedBuffer buffer(data.size());
-  std::copy(data.begin(), data.end(), buffer.data());
+  const auto buffer = std::make_shared<AlignedBuffer>(data.size());
+  std::copy(data.begin(), data.end(), buffer->data());
   Completion done;
-  part == Part::state ? store.write_state(extent, buffer.data(), done.callback()) : store.write_scratch(extent, buffer.data(), done.callback());
+  part == Part::state ? store.write_state(extent, buffer->data(), done.callback(buffer))
+                      : store.write_scratch(extent, buffer->data(), done.callback(buffer));
   done.wait();
 }
 
 inline std::vector<std::byte> read(NvmeStore& store, uint32_t extent, uint64_t bytes, Part part = Part::state) {
-  AlignedBuffer buffer(bytes);
+  const auto buffer = std::make_shared<AlignedBuffer>(bytes);
   Completion done;
-  part == Part::state ? store.read_state(extent, buffer.data(), done.callback()) : store.read_scratch(extent, buffer.data(), done.callback());
+  part == Part::state ? store.read_state(extent, buffer->data(), done.callback(buffer))
+                      : store.read_scratch(extent, buffer->data(), done.callback(buffer));
   done.wait();
-  return {buffer.data(), buffer.data() + bytes};
+  return {buffer->data(), buffer->data() + bytes};
 }
 
 /// Runs `action` and returns the Error it throws; fails to return when it throws nothing.

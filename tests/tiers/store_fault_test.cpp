@@ -314,6 +314,58 @@ TEST_F(StoreFault, AHungTransferIsATimeoutThatNamesItAndClosingIsBounded) {
   expect_all(*NvmeStore::open(options_), 1);
 }
 
+// The requests of a store that hang land after it has gone: under AddressSanitizer each buffer that was freed too soon is found.
+
+TEST_F(StoreFault, BuffersOfHungTransfersOutliveTheStore) {
+  for (const auto operation : {IoOperation::read, IoOperation::write}) {
+    auto store = create_store(options_, hooks_);
+    write_all(*store, 1);
+    store->commit("one");
+    plan_->set({{.effect = Effect::never, .nth = 2, .operation = operation, .file = {}}});
+    EXPECT_EQ(error_of([&] {
+                operation == IoOperation::read ? static_cast<void>(testing::read(*store, 2, 300'000)) : testing::write(*store, 2, content(2, 2));
+              }).code(),
+              ErrorCode::timeout);
+    store.reset();
+    EXPECT_EQ(plan_->land_late(), 1u);
+    plan_->set({});
+  }
+}
+
+TEST_F(StoreFault, TheRecordOfACommitThatHangsOutlivesTheStore) {
+  auto store = create_store(options_, hooks_);
+  write_all(*store, 1);
+  plan_->set({{.effect = Effect::never, .nth = 1, .operation = IoOperation::write, .file = {}}});
+  EXPECT_EQ(error_of([&] { store->commit("one"); }).code(), ErrorCode::timeout);
+  store.reset();
+  EXPECT_EQ(plan_->land_late(), 1u);
+}
+
+TEST_F(StoreFault, BuffersOfAVerificationThatHangsOutliveTheStore) {
+  make(1);
+  for (uint64_t nth = 1; nth <= 10; ++nth) {  // two headers, the record, and pieces of each extent
+    plan_->set({});
+    auto store = open_store(options_, hooks_);
+    plan_->set({{.effect = Effect::never, .nth = nth, .operation = IoOperation::read, .file = {}}});
+    EXPECT_FALSE(store->verify({}).empty()) << nth;
+    store.reset();
+    EXPECT_EQ(plan_->land_late(), 1u) << nth;
+  }
+}
+
+TEST_F(StoreFault, AVerificationThatItsCallerEndsLeavesNoReadBehind) {
+  options_.state.push_back({"fourth", 20u << 20});  // several pieces: one is read while another is hashed
+  make(1);
+  auto store = open_store(options_, hooks_);
+  plan_->set({{.effect = Effect::delay, .value = 20, .nth = 1, .times = 100'000, .operation = IoOperation::read, .file = {}}});
+  struct Stopped {};
+  EXPECT_THROW(store->verify([](uint64_t done, uint64_t) {
+    if (done > 320'000) throw Stopped();
+  }),
+               Stopped);
+  store.reset();
+}
+
 TEST_F(StoreFault, VerifyReportsProgressAndReadErrors) {
   make(1);
   const auto store = open_store(options_, hooks_);

@@ -268,6 +268,84 @@ TEST_P(TransferTest, ClosingWithARequestThatNeverCompletesEndsInBoundedTimeWithA
   EXPECT_EQ(outcome.get_future().get(), ErrorCode::cancelled);
 }
 
+TEST_P(TransferTest, ABufferIsKeptUntilTheDriveIsThroughWithIt) {
+  options_.request_deadline = 50ms;
+  std::weak_ptr<const void> moved, late, never;
+  const auto begin = [&](TransferChannel& channel, std::weak_ptr<const void>& watched, uint64_t offset) {
+    const auto buffer = std::make_shared<AlignedBuffer>(2 * kChunkBytes);
+    watched = buffer;
+    Transfer read = transfer(IoOperation::read, buffer->bytes(), offset);
+    read.buffer = buffer->data();
+    return error_of([&] { channel.run(std::move(read), buffer); }).code();
+  };
+  {
+    const auto channel = this->channel({});
+    begin(*channel, moved, 0);
+    channel->run(transfer(IoOperation::read, kChunkBytes));  // the callback before has returned by then
+    EXPECT_TRUE(moved.expired()) << "what has ended is not kept";
+  }
+  {
+    const auto channel = this->channel({{.effect = Effect::late, .nth = 2, .operation = {}, .file = {}}});
+    EXPECT_EQ(begin(*channel, late, 0), ErrorCode::timeout);
+    const auto deadline = std::chrono::steady_clock::now() + 20s;
+    while (!late.expired() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
+    EXPECT_TRUE(late.expired()) << "the late completion frees the buffer";
+  }
+  {
+    const auto channel = this->channel({{.effect = Effect::never, .nth = 2, .operation = {}, .file = {}}});
+    EXPECT_EQ(begin(*channel, never, 0), ErrorCode::timeout);
+  }
+  EXPECT_FALSE(never.expired()) << "the drive may still write to it";
+  EXPECT_EQ(plan_->land_late(), 1u);
+}
+
+TEST_P(TransferTest, ABufferOfATransferThatTheClosingEndsIsKeptToo) {
+  std::weak_ptr<const void> watched;
+  auto channel = this->channel({{.effect = Effect::never, .nth = 1, .operation = {}, .file = {}}});
+  {
+    const auto buffer = std::make_shared<AlignedBuffer>(kChunkBytes);
+    watched = buffer;
+    Transfer hanging = transfer(IoOperation::write, kChunkBytes);
+    hanging.buffer = buffer->data();
+    hanging.done = [buffer](const TransferResult&) {};
+    channel->submit(std::move(hanging));
+  }
+  while (plan_->requests() == 0) std::this_thread::yield();
+  channel.reset();
+  EXPECT_FALSE(watched.expired());
+  EXPECT_EQ(plan_->land_late(), 1u);
+}
+
+TEST_P(TransferTest, TheDeadlineCountsFromTheLastCompletionOfAnyRequest) {
+  // Each request is a third of the deadline later than the one before: the last comes after more than twice the deadline.
+  options_.request_deadline = 300ms;
+  std::vector<Fault> slow;
+  for (uint64_t i = 1; i <= 8; ++i)
+    slow.push_back({.effect = Effect::delay, .value = static_cast<int64_t>(100 * i), .nth = i, .operation = {}, .file = {}});
+  const auto channel = this->channel(slow);
+  channel->run(transfer(IoOperation::read, 8 * kChunkBytes));
+  EXPECT_EQ(plan_->injected(), 8u);
+}
+
+TEST_P(TransferTest, TimeInWhichTheProcessWasStoppedIsNotTheDrives) {
+  options_.request_deadline = 1500ms;
+  fflush(nullptr);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const auto channel = this->channel({{.effect = Effect::delay, .value = 500, .nth = 1, .operation = {}, .file = {}}});
+    const bool whole = error_of([&] { channel->run(transfer(IoOperation::read, kChunkBytes)); }).code() == ErrorCode::internal;
+    _exit(whole ? 0 : 1);  // error_of says "internal" when nothing was thrown
+  }
+  std::this_thread::sleep_for(200ms);
+  kill(child, SIGSTOP);
+  std::this_thread::sleep_for(2500ms);
+  kill(child, SIGCONT);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
 TEST_P(TransferTest, TransfersSubmittedFromCallbacksRun) {
   const auto channel = this->channel({});
   std::promise<void> last;
