@@ -1,5 +1,8 @@
 #include "scheduler/runtime.hpp"
 
+#include <sys/mman.h>
+#include <sys/resource.h>
+
 #include <utility>
 
 #include "core/model.hpp"
@@ -31,6 +34,20 @@ PlannedRun with_threads(PlannedRun planned) {
                               compute, update, kStreams - 1 + kResourceCount + drives),
                   std::string("lower device.threads and schedule.update_threads, or ") + kRaiseThreadLimit);
   return planned;
+}
+
+/// Libraries take memory while they compute, and some do not look whether they got it.
+void require_address_space() {
+  constexpr uint64_t kWorkingBytes = 256ull << 20;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  void* const reserved = mmap(nullptr, kWorkingBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED)
+    throw Error(ErrorCode::resource_exhausted,
+                fmt::format("the limit on address space, {}, leaves less than {} to work with", format_bytes(limit.rlim_cur),
+                            format_bytes(kWorkingBytes)),
+                "ulimit -v", "raise it, or lower device.memory, tiers.host.memory, device.threads and schedule.update_threads");
+  munmap(reserved, kWorkingBytes);
 }
 
 }  // namespace
@@ -71,6 +88,7 @@ Runtime::Runtime(PlannedRun planned, StoreMode store_mode, std::function<void(co
       TierMemory{.device = device_memory_.data(), .host = host_memory_->data(), .store = store_.get(), .host_owner = host_memory_},
       ExecutorOptions{.on_slow = std::move(on_slow)});
   state_ = std::make_unique<TrainingState>(plan.shape, plan.steps, *executor_, store_.get());
+  require_address_space();
 }
 
 std::vector<std::string> Runtime::description() const {
