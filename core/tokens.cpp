@@ -76,10 +76,11 @@ std::optional<DataFormat> recognized_token_format(const ReadOnlyFile& file) {
   return std::nullopt;
 }
 
-TokenFile::TokenFile(const std::filesystem::path& path, DataFormat format) : file_(path), format_(format) {
-  if (file_.size() == 0) refuse("the token file is empty", path, "check how the file was made");
+TokenFile::TokenFile(const std::filesystem::path& path, DataFormat format)
+    : path_(path), file_(std::make_shared<const ReadOnlyFile>(path)), size_(file_->size()), format_(format) {
+  if (size_ == 0) refuse("the token file is empty", path, "check how the file was made");
   if (format_ == DataFormat::automatic) {
-    const std::optional<DataFormat> recognized = recognized_token_format(file_);
+    const std::optional<DataFormat> recognized = recognized_token_format(*file_);
     if (!recognized) {
       refuse("the format of the token file is not recognized: it begins with no known magic number", path,
              "set data.format to raw16, raw32 or text if the file has no header");
@@ -96,8 +97,20 @@ TokenFile::TokenFile(const std::filesystem::path& path, DataFormat format) : fil
   if (tokens_ == 0) refuse("the token file holds no tokens", path, "check how the file was made");
 }
 
+void TokenFile::release() { file_.reset(); }
+
+std::shared_ptr<const ReadOnlyFile> TokenFile::file() const {
+  if (file_) return file_;
+  auto again = std::make_shared<const ReadOnlyFile>(path_);
+  if (again->size() != size_) {
+    refuse(fmt::format("the file has {} bytes, it had {} when the run began", again->size(), size_), path_,
+           "put the file back as it was; the same command then continues");
+  }
+  return again;
+}
+
 void TokenFile::open_llmc() {
-  const Header header = read_header(file_);
+  const Header header = read_header(*file_);
   if (!is_llmc(header)) {
     refuse(fmt::format("not an llm.c token file: its magic number is {}, not {} or {}", header[0], kLlmcMagic16,
                        kLlmcMagic32),
@@ -113,15 +126,15 @@ void TokenFile::open_llmc() {
   token_bytes_ = wide ? 4 : 2;
   tokens_offset_ = kHeaderBytes;
   tokens_ = static_cast<uint32_t>(header[2]);
-  if (file_.size() > kHeaderBytes) {
-    const uint64_t present = (file_.size() - kHeaderBytes) / token_bytes_;
+  if (size_ > kHeaderBytes) {
+    const uint64_t present = (size_ - kHeaderBytes) / token_bytes_;
     if (present > UINT32_MAX && (present & UINT32_MAX) == tokens_) tokens_ = present;
   }
   check_size(kHeaderBytes + tokens_ * token_bytes_);
 }
 
 void TokenFile::open_bintok() {
-  const Header header = read_header(file_);
+  const Header header = read_header(*file_);
   if (!is_bintok(header))
     refuse("not a BIN.TOK token file: its magic is missing", path(), "set data.format to what the file is, or to auto");
   const int32_t version = header[2], bytes = header[3], count = header[4], vocab = header[5], masks = header[6];
@@ -152,19 +165,19 @@ void TokenFile::open_bintok() {
 
 void TokenFile::open_raw(uint32_t token_bytes) {
   token_bytes_ = token_bytes;
-  tokens_ = file_.size() / token_bytes;
-  if (file_.size() % token_bytes != 0) {
-    refuse(fmt::format("the file has {} bytes, no whole number of {}-byte tokens", file_.size(), token_bytes), path(),
+  tokens_ = size_ / token_bytes;
+  if (size_ % token_bytes != 0) {
+    refuse(fmt::format("the file has {} bytes, no whole number of {}-byte tokens", size_, token_bytes), path(),
            "check data.format, or get a whole copy of the file");
   }
 }
 
 void TokenFile::check_size(uint64_t expected_bytes) const {
-  if (file_.size() == expected_bytes) return;
+  if (size_ == expected_bytes) return;
   refuse(fmt::format("the header states {} tokens, which take {} bytes, but the file has {} bytes", tokens_,
-                     expected_bytes, file_.size()),
+                     expected_bytes, size_),
          path(),
-         file_.size() < expected_bytes ? "the file is truncated; get a whole copy of it"
+         size_ < expected_bytes ? "the file is truncated; get a whole copy of it"
                                        : "the file is of another format or damaged");
 }
 
@@ -172,10 +185,10 @@ void TokenFile::read(uint64_t first, uint64_t count, int32_t* out) const {
   STRATA_CHECK(first <= tokens_ && count <= tokens_ - first, "tokens [{}, +{}) of {} in {}", first, count, tokens_,
                path().string());
   const uint64_t offset = tokens_offset_ + first * token_bytes_;
-  if (token_bytes_ == 4) return file_.read(offset, out, count * 4);
+  if (token_bytes_ == 4) return file()->read(offset, out, count * 4);
   // Narrow tokens are read into the end of the output and widened from the front, where no write overtakes a read.
   char* const narrow = reinterpret_cast<char*>(out) + count * (4 - token_bytes_);
-  file_.read(offset, narrow, count * token_bytes_);
+  file()->read(offset, narrow, count * token_bytes_);
   if (token_bytes_ == 2)
     widen<uint16_t>(narrow, count, out);
   else
@@ -192,7 +205,7 @@ void TokenFile::read_masks(uint64_t first, uint64_t count, uint8_t* out) const {
   if (count == 0) return;
   const uint64_t first_byte = first / 8, end_byte = (first + count + 7) / 8;
   std::vector<uint8_t> bits(end_byte - first_byte);
-  file_.read(masks_offset_ + first_byte, bits.data(), bits.size());
+  file()->read(masks_offset_ + first_byte, bits.data(), bits.size());
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t bit = first + i - first_byte * 8;
     out[i] = (bits[bit / 8] >> (bit % 8)) & 1;
@@ -208,8 +221,8 @@ TokenWidths TokenFile::check_tokens(int64_t vocab_size, const OnRead& on_read) c
   const uint64_t per_piece = kPieceBytes / token_bytes_;
   for (uint64_t done = 0; done < tokens_ && !(all_inside && widths.settled()); done += per_piece) {
     const uint64_t count = std::min(per_piece, tokens_ - done), offset = tokens_offset_ + done * token_bytes_;
-    file_.read(offset, piece.data(), count * token_bytes_);
-    file_.drop_cached(offset, count * token_bytes_);
+    file()->read(offset, piece.data(), count * token_bytes_);
+    file()->drop_cached(offset, count * token_bytes_);
     // A negative int32 token is a large one as uint32, so one comparison finds both.
     const auto look = [&](const auto* values) {
       widths.add(values, count);
@@ -240,7 +253,7 @@ std::string TokenFile::remedy_for_outside(int64_t vocab_size) const {
   const std::string plain = "tokenize with this model's tokenizer, or check data.format";
   if (token_bytes_ != 4) return plain;
   std::vector<uint16_t> halves(2 * std::min<uint64_t>(tokens_, 1 << 16));
-  file_.read(tokens_offset_, halves.data(), halves.size() * sizeof(uint16_t));
+  file()->read(tokens_offset_, halves.data(), halves.size() * sizeof(uint16_t));
   const bool fit = std::all_of(halves.begin(), halves.end(), [vocab_size](uint16_t half) { return half < vocab_size; });
   if (!fit) return plain;
   return "they look like 16-bit tokens read as 32-bit ones, as every half of the first is in the vocabulary: set data.format to raw16 "
@@ -259,6 +272,7 @@ TokenDataset::TokenDataset(TokenDatasetOptions options) : options_(std::move(opt
     first_sample_.push_back(first_sample_.back() +
                             (file.tokens() - 1) / static_cast<uint64_t>(options_.sequence_length));
     longest = std::max(longest, file.tokens());
+    if (options_.files.size() > kFilesHeldOpen) files_.back().release();
   }
   if (samples() == 0) {
     throw Error(

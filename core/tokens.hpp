@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,7 +36,7 @@ class TokenFile {
   /// (not of the format, shorter or longer than stated, empty) or io.
   TokenFile(const std::filesystem::path& path, DataFormat format);
 
-  const std::filesystem::path& path() const { return file_.path(); }
+  const std::filesystem::path& path() const { return path_; }
   DataFormat format() const { return format_; }  // never automatic
   uint64_t tokens() const { return tokens_; }
   uint32_t token_bytes() const { return token_bytes_; }
@@ -55,6 +56,8 @@ class TokenFile {
   TokenWidths check_tokens(int64_t vocab_size, const OnRead& on_read = {}) const;
   /// The error for a token outside of the vocabulary: `index` in the file, `stored` as read() gives it.
   Error outside_error(uint64_t index, int32_t stored, int64_t vocab_size, const std::string& remedy) const;
+  /// Holds the file open no longer: each read then opens it. For sets of more files than a process may have open.
+  void release();
 
  private:
   void open_llmc();
@@ -63,13 +66,21 @@ class TokenFile {
   std::string remedy_for_outside(int64_t vocab_size) const;
   void check_size(uint64_t expected_bytes) const;
 
-  ReadOnlyFile file_;
+  /// The file that is held open, or the file opened again. Throws io, invalid_data when its size is another now.
+  std::shared_ptr<const ReadOnlyFile> file() const;
+
+  std::filesystem::path path_;
+  std::shared_ptr<const ReadOnlyFile> file_;  // null once released
+  uint64_t size_ = 0;
   DataFormat format_;
   uint64_t tokens_ = 0;
   uint64_t tokens_offset_ = 0, masks_offset_ = 0;  // bytes
   uint32_t token_bytes_ = 0;
   std::optional<int64_t> vocab_size_;
 };
+
+/// A dataset of more files than this holds none of them open.
+inline constexpr size_t kFilesHeldOpen = 256;
 
 struct TokenDatasetOptions {
   std::vector<std::filesystem::path> files;

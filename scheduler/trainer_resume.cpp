@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "core/config.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
@@ -79,9 +81,17 @@ class StateFinder {
     return !one.unfinished && one.path.filename().string().starts_with("step-");
   }
 
+  /// A record without a run's id is of this run's store when its directory is gone and a checkpoint here was written in it.
+  bool was_moved_here(const TrainerRecord& found) const {
+    std::error_code error;
+    if (!found.run_id.empty() || fs::exists(found.run_directory, error)) return false;
+    const std::vector<CheckpointInfo> here = list_checkpoints(checkpoints(), nullptr);
+    return std::any_of(here.begin(), here.end(), [&](const CheckpointInfo& info) { return info.record.run_directory == found.run_directory; });
+  }
+
   /// Another run's state in this run's store is never continued, and never lost by the way.
   void refuse_other_run(const TrainerRecord& found, uint64_t generation, const std::string& where) const {
-    if (request_.identity.same_run(found)) return;
+    if (request_.identity.same_run(found) || was_moved_here(found)) return;
     std::error_code error;
     const fs::path owner(found.run_directory);
     throw Error(ErrorCode::invalid_configuration,

@@ -98,7 +98,8 @@ const char* kind_of_file(mode_t mode) {
 void check_own_file(const struct stat& status, Access access, const std::filesystem::path& path) {
   if (!S_ISREG(status.st_mode)) {
     throw Error(ErrorCode::invalid_data,
-                fmt::format("{} has the name of a file of the run's: it is not a regular file", kind_of_file(status.st_mode)), path.string(), "move it away, or use another directory");
+                fmt::format("{} has the name of a file of the run's: it is not a regular file", kind_of_file(status.st_mode)), path.string(),
+                "move it away, or use another directory");
   }
   if (status.st_uid != geteuid() && status.st_uid != 0 && geteuid() != 0) {
     throw Error(ErrorCode::io, fmt::format("the file belongs to another user (id {})", status.st_uid), path.string(),
