@@ -1,10 +1,13 @@
+#include <map>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.hpp"
 #include "cli/console.hpp"
 #include "cli/facts.hpp"
 #include "cli/interrupt.hpp"
 #include "core/error.hpp"
+#include "core/json.hpp"
 #include "core/safetensors.hpp"
 #include "scheduler/checkpoint.hpp"
 
@@ -14,8 +17,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+const std::map<std::string, std::optional<DType>> kDTypes = {
+    {"original", std::nullopt}, {"fp32", DType::f32}, {"bf16", DType::bf16}, {"fp16", DType::f16}};
+
 struct ExportArguments {
   std::string checkpoint, out;
+  std::string dtype = "original";
   bool json = false;
 };
 
@@ -37,10 +44,12 @@ void run(const ExportArguments& arguments) {
   narrate(fmt::format("exporting {} (step {})", checkpoint.string(), info.record.step));
   const InterruptGuard interrupts;
   ProgressLine progress("export");
-  scheduler::export_checkpoint(checkpoint, arguments.out, [&](uint64_t done, uint64_t total) {
-    interrupts.check();
-    progress.show(done, total);
-  });
+  const std::vector<LeftOutFile> left_out =
+      scheduler::export_checkpoint(checkpoint, arguments.out, kDTypes.at(arguments.dtype), [&](uint64_t done, uint64_t total) {
+        interrupts.check();
+        progress.show(done, total);
+      });
+  for (const LeftOutFile& file : left_out) narrate(fmt::format("left out: {} ({})", printable(file.path, 200), file.reason));
   uint64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(arguments.out))
     if (entry.path().extension() == ".safetensors") bytes += entry.file_size();
@@ -56,6 +65,10 @@ void add_export(CLI::App& app) {
   command->add_option("checkpoint", arguments->checkpoint,
                       "A checkpoint, a checkpoints/ folder or a run directory (then the newest checkpoint)")->required();
   command->add_option("out", arguments->out, "The directory to make; it must be new or empty")->required();
+  command->add_option("--dtype", arguments->dtype,
+                      "Of the weights: fp32 is what training keeps; original is what each tensor had in the model it started from")
+      ->check(CLI::IsMember(kDTypes))
+      ->capture_default_str();
   command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });
 }

@@ -28,6 +28,7 @@ const char* name_of(RopeConfig::Scaling scaling) {
     case RopeConfig::Scaling::dynamic: return "dynamic";
     case RopeConfig::Scaling::llama3: return "llama3";
     case RopeConfig::Scaling::yarn: return "yarn";
+    case RopeConfig::Scaling::longrope: return "longrope";
   }
   return "?";
 }

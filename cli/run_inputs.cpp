@@ -4,6 +4,7 @@
 
 #include "core/file.hpp"
 #include "core/json_fields.hpp"
+#include "scheduler/model_copy.hpp"
 
 namespace strata::cli {
 
@@ -23,10 +24,11 @@ void check_files(const std::vector<fs::path>& files, const std::string& pointer,
 
 }  // namespace
 
-void require_run_inputs(const Config& config, const std::string& name) {
+void require_run_inputs(const Config& config, const std::string& name, const fs::path& run_directory) {
   Problems problems;
   std::error_code error;
-  if (!fs::exists(config.model.path, error))
+  const bool kept = !run_directory.empty() && fs::exists(run_directory / scheduler::kModelCopyFolder, error);
+  if (!kept && !fs::exists(config.model.path, error))
     problems.add("/model/path", fmt::format("\"{}\": {}", printable(config.model.path.string(), 200),
                                             error ? error.message() : reason_of_absence(config.model.path)));
   check_files(config.data.train, "/data/train", problems);

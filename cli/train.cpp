@@ -54,7 +54,7 @@ void run(const TrainArguments& arguments) {
   if (arguments.config.empty()) throw CLI::RequiredError("config");
   scheduler::TrainOptions options;
   options.config = read_config(arguments.config, arguments.overrides);
-  require_run_inputs(options.config, arguments.config);
+  require_run_inputs(options.config, arguments.config, arguments.run_directory);
   options.run_directory = arguments.run_directory;
   options.resume = arguments.resume == "auto";
   options.discard = arguments.discard;

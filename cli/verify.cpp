@@ -14,6 +14,7 @@
 #include "core/token_meta.hpp"
 #include "core/tokens.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/model_copy.hpp"
 #include "tiers/store.hpp"
 
 namespace strata::cli {
@@ -260,6 +261,7 @@ size_t verify_checkpoints(const fs::path& folder, bool newest, Findings& finding
 void verify_run_directory(const fs::path& directory, bool newest, Findings& findings) {
   std::set<std::string> stores_done;
   const size_t checkpoints = verify_checkpoints(directory / "checkpoints", newest, findings, stores_done);
+  findings.attempt([&] { findings.files += scheduler::find_model_copy(directory).has_value(); });
   findings.attempt([&] {
     const std::vector<fs::path> store = store_of_run(directory);
     const auto view = store.empty() ? std::nullopt : view_store(store.front());

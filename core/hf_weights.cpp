@@ -37,6 +37,8 @@ void convert(const void* from, uint64_t count, float* to, Convert convert_one) {
   }
 }
 
+DType dtype_of(std::string_view name) { return name == "BF16" ? DType::bf16 : name == "F16" ? DType::f16 : DType::f32; }
+
 /// The bits of the smallest positive fp32 value that is not finite once it is rounded to a dtype.
 constexpr uint32_t first_infinite(DType dtype) {
   return dtype == DType::f32 ? 0x7f800000u : dtype == DType::bf16 ? 0x7f7f8000u : 0x477ff000u;
@@ -134,7 +136,7 @@ struct HfWeights::Checker {
     const auto most = std::max_element(elements_of_dtype.begin(), elements_of_dtype.end(),
                                        [](const auto& a, const auto& b) { return a.second < b.second; });
     if (most != elements_of_dtype.end()) {
-      weights.source_dtype_ = most->first == "BF16" ? DType::bf16 : most->first == "F16" ? DType::f16 : DType::f32;
+      weights.source_dtype_ = dtype_of(most->first);
     }
   }
 
@@ -187,6 +189,14 @@ HfWeights::HfWeights(const std::filesystem::path& directory, const ModelDescript
     checker.problems.raise(ErrorCode::invalid_data, directory_.string(),
                            "check that config.json and the weights are of the same model");
   }
+}
+
+std::map<std::string, DType> HfWeights::dtypes() const {
+  std::map<std::string, DType> dtypes;
+  for (size_t unit = 0; unit < layout_.units.size(); ++unit)
+    for (size_t i = 0; i < layout_.units[unit].tensors.size(); ++i)
+      dtypes[layout_.units[unit].tensors[i].name] = dtype_of(sources_[unit][i].entry->dtype);
+  return dtypes;
 }
 
 void HfWeights::open_files() {

@@ -12,6 +12,7 @@
 #include "core/dtype.hpp"
 #include "core/layout.hpp"
 #include "core/model.hpp"
+#include "core/model_files.hpp"
 #include "core/safetensors.hpp"
 
 namespace strata {
@@ -37,6 +38,8 @@ class HfWeights {
   const std::filesystem::path& directory() const { return directory_; }
   /// The dtype that most of the parameters have in the files (F64 counts as fp32).
   DType source_dtype() const { return source_dtype_; }
+  /// Each parameter's dtype in the files, by the layout's names.
+  std::map<std::string, DType> dtypes() const;
   const std::vector<PassthroughTensor>& passthrough_tensors() const { return passthrough_; }
 
   /// Fills out[0, range.count) with that part of the unit's flat buffer, gaps as zeros. Blocks; streams, so memory use
@@ -69,10 +72,12 @@ struct HfWriterOptions {
   DType dtype = DType::bf16;
   std::map<std::string, DType> dtype_of = {};  // exceptions, by tensor name
   uint64_t max_shard_bytes = 5'000'000'000;
-  /// The model directory (or config.json) whose configuration, tokenizer and generation files are copied.
+  /// The model directory (or config.json) whose configuration is copied, with the dtype that most of the written elements have.
   std::filesystem::path source = {};
-  /// Whose passthrough tensors are copied; may be null. Must outlive the writer.
-  const HfWeights* passthrough = nullptr;
+  /// Whether the directory's other files are, too: what list_model_files() names.
+  bool copy_files = true;
+  /// Tensors that are copied as they are. What they point to must outlive the writer.
+  std::vector<PassthroughTensor> passthrough = {};
 };
 
 /// Writes a directory that transformers loads: model.safetensors, or shards of at most max_shard_bytes with an index.
@@ -83,10 +88,13 @@ class HfWriter {
   HfWriter(const std::filesystem::path& directory, ModelLayout layout, HfWriterOptions options);
   ~HfWriter();
 
-  /// Takes part of a unit's flat buffer; gaps are ignored. Any order, each element once. Thread-safe; blocks.
+  /// Takes part of a unit's flat buffer; gaps are ignored. Any order, each element once. Thread-safe; blocks. Throws invalid_data for a
+  /// finite value that the tensor's dtype cannot hold.
   void write_from_float(size_t unit, Range range, const float* values);
   /// Copies passthrough tensors and files, makes everything durable and visible: the weights first, config.json last.
   void finish();
+  /// After finish(): which of the source's files were not copied, and why.
+  const std::vector<LeftOutFile>& left_out() const { return left_out_; }
 
  private:
   struct Target {
@@ -97,12 +105,14 @@ class HfWriter {
   void copy_passthrough();
   void write_index();
   void copy_files();
+  DType most_of_the_elements() const;
 
   std::filesystem::path directory_;
   ModelLayout layout_;
   HfWriterOptions options_;
   std::vector<std::unique_ptr<SafetensorsWriter>> shards_;
   std::map<std::string, SafetensorsWriter*> shard_of_;
+  std::vector<LeftOutFile> left_out_;
   std::vector<std::vector<Target>> targets_;  // by unit and tensor
 };
 

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <utility>
 
 #include "core/hf_weights.hpp"
@@ -12,21 +12,6 @@ namespace {
 
 constexpr uint64_t kPieceElements = 256 << 10;
 constexpr uint64_t kCopyBytes = 1 << 20;
-
-// What a tokenizer or generation may need beside the weights; the ones that exist are copied as they are.
-constexpr std::array<const char*, 13> kCopiedFiles = {"generation_config.json",
-                                                      "tokenizer.json",
-                                                      "tokenizer_config.json",
-                                                      "tokenizer.model",
-                                                      "special_tokens_map.json",
-                                                      "added_tokens.json",
-                                                      "vocab.json",
-                                                      "merges.txt",
-                                                      "vocab.txt",
-                                                      "spiece.model",
-                                                      "chat_template.jinja",
-                                                      "chat_template.json",
-                                                      "preprocessor_config.json"};
 
 std::string dtype_name(DType dtype) { return dtype == DType::f32 ? "F32" : dtype == DType::bf16 ? "BF16" : "F16"; }
 std::string torch_name(DType dtype) {
@@ -50,17 +35,13 @@ void refuse_used_directory(const std::filesystem::path& directory) {
   }
 }
 
-void copy_whole_file(const std::filesystem::path& from, const std::filesystem::path& to) {
-  const ReadOnlyFile input(from);
-  AtomicFile output(to);
-  std::vector<char> piece(std::min(kCopyBytes, input.size()));
-  for (uint64_t done = 0; done < input.size();) {
-    const uint64_t bytes = std::min(kCopyBytes, input.size() - done);
-    input.read(done, piece.data(), bytes);
-    output.write(done, piece.data(), bytes);
-    done += bytes;
+/// A value that overflows would be written as an infinity: the whole model would be lost with one weight.
+void refuse_overflow(const TensorLayout& tensor, uint64_t first, const float* from, const uint16_t* converted, uint64_t count, DType dtype) {
+  for (uint64_t k = 0; k < count; ++k) {
+    if (!std::isfinite(from[k]) || std::isfinite(float_from_half(dtype, converted[k]))) continue;
+    throw Error(ErrorCode::invalid_data, fmt::format("element {} is {}, which {} cannot hold", first + k, from[k], to_string(dtype)),
+                tensor.name, "write the model in fp32 or bf16 (strata export --dtype)");
   }
-  output.finish();
 }
 
 }  // namespace
@@ -96,11 +77,7 @@ HfWriter::HfWriter(const std::filesystem::path& directory, ModelLayout layout, H
       assign({tensor.name, dtype_name(targets.back().dtype), tensor.shape});
     }
   }
-  if (options_.passthrough != nullptr) {
-    for (const PassthroughTensor& tensor : options_.passthrough->passthrough_tensors()) {
-      assign({tensor.name, tensor.entry->dtype, tensor.entry->shape});
-    }
-  }
+  for (const PassthroughTensor& tensor : options_.passthrough) assign({tensor.name, tensor.entry->dtype, tensor.entry->shape});
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shards.size() == 1 ? "model.safetensors"
                                                 : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
@@ -134,6 +111,7 @@ void HfWriter::write_from_float(size_t unit, Range range, const float* values) {
       const uint64_t count = std::min(kPieceElements, end - at);
       piece.resize(count);
       for (uint64_t k = 0; k < count; ++k) piece[k] = half_from_float(target.dtype, from[k]);
+      refuse_overflow(tensor, at - tensor.offset, from, piece.data(), count, target.dtype);
       target.writer->write(tensor.name, offset_bytes, piece.data(), count * size);
       at += count;
     }
@@ -141,9 +119,8 @@ void HfWriter::write_from_float(size_t unit, Range range, const float* values) {
 }
 
 void HfWriter::copy_passthrough() {
-  if (options_.passthrough == nullptr) return;
   std::vector<char> piece(kCopyBytes);
-  for (const PassthroughTensor& tensor : options_.passthrough->passthrough_tensors()) {
+  for (const PassthroughTensor& tensor : options_.passthrough) {
     for (uint64_t done = 0; done < tensor.entry->bytes();) {
       const uint64_t bytes = std::min(kCopyBytes, tensor.entry->bytes() - done);
       tensor.file->read(*tensor.entry, done, piece.data(), bytes);
@@ -166,20 +143,23 @@ void HfWriter::write_index() {
 
 void HfWriter::copy_files() {
   const bool directory = std::filesystem::is_directory(options_.source);
-  if (directory) {
-    for (const char* name : kCopiedFiles) {
-      if (std::filesystem::is_regular_file(options_.source / name))
-        copy_whole_file(options_.source / name, directory_ / name);
-    }
-  }
+  if (directory && options_.copy_files) left_out_ = copy_model_files(options_.source, directory_);
   Json config =
       parse_json_file(directory ? options_.source / "config.json" : options_.source, ErrorCode::invalid_configuration);
   if (!config.is_object())
     throw Error(ErrorCode::invalid_configuration, "config.json is not an object", options_.source.string());
-  config["torch_dtype"] = torch_name(options_.dtype);
-  if (config.contains("dtype")) config["dtype"] = torch_name(options_.dtype);  // the key's newer name
+  const std::string dtype = torch_name(most_of_the_elements());
+  config["torch_dtype"] = dtype;
+  if (config.contains("dtype")) config["dtype"] = dtype;  // the key's newer name
   const std::string text = config.dump(2) + "\n";
   write_file_atomically(directory_ / "config.json", text.data(), text.size());
+}
+
+DType HfWriter::most_of_the_elements() const {
+  std::map<DType, uint64_t> elements;
+  for (size_t unit = 0; unit < targets_.size(); ++unit)
+    for (size_t i = 0; i < targets_[unit].size(); ++i) elements[targets_[unit][i].dtype] += layout_.units[unit].tensors[i].elements;
+  return std::max_element(elements.begin(), elements.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
 }
 
 void HfWriter::finish() {

@@ -236,6 +236,14 @@ void ObjectReader::report_choice(std::string_view key, const Json& value, const 
                            near.empty() ? "" : fmt::format("; did you mean \"{}\"?", near)));
 }
 
+std::vector<std::string> ObjectReader::unasked() const {
+  std::vector<std::string> keys;
+  if (object_ == nullptr) return keys;
+  for (const auto& [key, value] : object_->items())
+    if (std::find(known_.begin(), known_.end(), key) == known_.end()) keys.push_back(key);
+  return keys;
+}
+
 void ObjectReader::refuse_unknown(const std::vector<std::string>& elsewhere) {
   if (object_ == nullptr) return;
   for (const auto& [key, value] : object_->items()) {

@@ -96,6 +96,9 @@ class ObjectReader {
     report_choice(key, *value, names);
   }
 
+  /// The object's keys that no call above asked for.
+  std::vector<std::string> unasked() const;
+
   void problem(std::string_view key, const std::string& text) { problems_->add(pointer_of(key), text); }
   void report_choice(std::string_view key, const Json& value, const std::vector<std::string>& names);
   /// Adds a problem for each key that no call above asked for. `elsewhere` lists pointers of the whole document, for

@@ -9,6 +9,8 @@
 
 #include "core/file.hpp"
 #include "core/json_fields.hpp"
+#include "core/model_keys.hpp"
+#include "core/model_rope.hpp"
 
 namespace strata {
 namespace {
@@ -50,7 +52,7 @@ std::string supported_architectures() {
 
 class ModelReader {
  public:
-  ModelReader(const Json& document, std::string file) : file_(std::move(file)), root_(&document, "", problems_) {
+  ModelReader(const Json& document, std::string file) : document_(document), file_(std::move(file)), root_(&document, "", problems_) {
     root_.null_is_absent = true;  // in a Hugging Face configuration, null means "by default"
   }
 
@@ -66,6 +68,7 @@ class ModelReader {
     else
       read_llama(known);
     root_.number("initializer_range", model_.initializer_range, {.min = 0, .max = 100});
+    judge_unread_keys(document_, root_.unasked(), model_, unsupported_);
     if (problems_.empty()) check_sizes();
     if (!problems_.empty()) {
       problems_.append(unsupported_);
@@ -109,14 +112,11 @@ class ModelReader {
 
   void refuse(const std::string& key, const std::string& what) { unsupported_.add("/" + key, what); }
 
-  /// A feature that is on if the key is there with any value but null, false, 0, or an empty list, object or string.
+  /// A feature that is on if the key is set.
   void refuse_if_set(const std::string& key, const std::string& what) {
     const Json* value = root_.find(key);
-    if (value == nullptr) return;
-    const bool off = (value->is_boolean() && !value->get<bool>()) ||
-                     (value->is_number() && value->get<double>() == 0.0) ||
-                     ((value->is_structured() || value->is_string()) && (value->empty() || *value == ""));
-    if (!off) refuse(key, fmt::format("{} (it is {}) is not supported; supported: without it", what, shown(*value)));
+    if (value == nullptr || !is_set(*value)) return;
+    refuse(key, fmt::format("{} (it is {}) is not supported; supported: without it", what, shown(*value)));
   }
 
   void refuse_features_of_all() {
@@ -130,11 +130,6 @@ class ModelReader {
     refuse_if_set("attn_logit_softcapping", "soft-capping of attention logits");
     refuse_if_set("final_logit_softcapping", "soft-capping of logits");
     refuse_if_set("auto_map", "code of the model's own (auto_map)");
-    double rotary = 1.0;
-    root_.number("partial_rotary_factor", rotary, {.min = 0, .max = 1});
-    if (rotary != 1.0)
-      refuse("partial_rotary_factor",
-             fmt::format("rotating a part ({}) of each head is not supported; supported: 1", rotary));
   }
 
   void read_activation(const char* key, const Architecture& known) {
@@ -207,7 +202,7 @@ class ModelReader {
     model_.qk_norm = known.model_type == "qwen3";
     model_.attention_scale = model_.head_dim > 0 ? 1.0 / std::sqrt(static_cast<double>(model_.head_dim)) : 1.0;
     read_windows(known);
-    read_rope();
+    read_rope(root_, model_, unsupported_);
   }
 
   void read_biases(const Architecture& known) {
@@ -223,7 +218,7 @@ class ModelReader {
   /// Mistral's window is every layer's; Qwen's is that of the layers from max_window_layers on, or as layer_types says.
   void read_windows(const Architecture& known) {
     model_.sliding_window.assign(static_cast<size_t>(std::max<int64_t>(model_.layers, 0)), 0);
-    if (known.model_type == "llama") return;
+    if (known.model_type == "llama") return read_layer_types(known, 0);
     root_.null_is_absent = false;  // null switches the window off; absence means the default of 4096
     const bool off = root_.has("sliding_window") && root_.find("sliding_window")->is_null();
     root_.null_is_absent = true;
@@ -256,99 +251,19 @@ class ModelReader {
     }
     for (size_t layer = 0; layer < types->size(); ++layer) {
       const Json& type = (*types)[layer];
-      if (type == "full_attention")
+      const std::string place = fmt::format("layer_types/{}", layer);
+      if (type == "full_attention" || type == "attention") {  // the older name
         model_.sliding_window[layer] = 0;
-      else if (type == "sliding_attention")
+      } else if (type != "sliding_attention" || known.model_type == "llama") {
+        refuse(place, fmt::format("{} is not supported; supported: full_attention{}", shown(type),
+                                  known.model_type == "llama" ? "" : ", sliding_attention"));
+      } else if (window == 0) {
+        // transformers fails at such a layer's mask.
+        refuse(place, "sliding_attention without a window is not supported; supported: use_sliding_window true and a sliding_window");
+      } else {
         model_.sliding_window[layer] = window;
-      else
-        refuse(fmt::format("layer_types/{}", layer),
-               fmt::format("{} is not supported; supported: full_attention, sliding_attention", shown(type)));
+      }
     }
-  }
-
-  /// "rope_parameters" (newer) or "rope_scaling" with a "rope_theta" beside it.
-  void read_rope() {
-    RopeConfig& rope = model_.rope;
-    root_.number("rope_theta", rope.theta, {.min = 1, .max = 1e15, .above_min = true});
-    const char* key = root_.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
-    if (!root_.has(key)) return;
-    ObjectReader scaling = root_.section(key);
-    scaling.null_is_absent = true;
-    scaling.number("rope_theta", rope.theta, {.min = 1, .max = 1e15, .above_min = true});
-    std::string type = "default";
-    scaling.text("type", type);
-    scaling.text("rope_type", type);
-    double rotary = 1.0;
-    scaling.number("partial_rotary_factor", rotary, {.min = 0, .max = 1});
-    const std::string place = fmt::format("{}/rope_type", key);
-    if (rotary != 1.0)
-      refuse(place, fmt::format("rotating a part ({}) of each head is not supported; supported: 1", rotary));
-    if (type == "default") return;
-    if (type == "linear")
-      rope.scaling = RopeConfig::Scaling::linear;
-    else if (type == "dynamic")
-      rope.scaling = RopeConfig::Scaling::dynamic;
-    else if (type == "llama3")
-      rope.scaling = RopeConfig::Scaling::llama3;
-    else if (type == "yarn")
-      rope.scaling = RopeConfig::Scaling::yarn;
-    else
-      return refuse(
-          place, fmt::format("RoPE scaling \"{}\" is not supported; supported: default, linear, dynamic, llama3, yarn",
-                             printable(type)));
-    read_scaling(scaling, type);
-  }
-
-  void read_scaling(ObjectReader& scaling, const std::string& type) {
-    RopeConfig& rope = model_.rope;
-    rope.original_max_positions = model_.max_positions;
-    // transformers reads this key for llama3 and yarn alone; dynamic scales from max_position_embeddings.
-    if (type == "llama3" || type == "yarn") {
-      scaling.integer("original_max_position_embeddings", rope.original_max_positions, 1, kMaxPositions);
-    }
-    if (scaling.has("factor")) {
-      scaling.number("factor", rope.factor, {.min = 1, .max = 1e6});
-    } else if (type == "yarn" && scaling.has("original_max_position_embeddings") && rope.original_max_positions > 0) {
-      rope.factor = static_cast<double>(model_.max_positions) / static_cast<double>(rope.original_max_positions);
-    } else {
-      scaling.problem("factor", fmt::format("is required for RoPE scaling \"{}\"", type));
-    }
-    if (type == "llama3") read_llama3(scaling);
-    if (type == "yarn") read_yarn(scaling);
-  }
-
-  void read_llama3(ObjectReader& scaling) {
-    RopeConfig& rope = model_.rope;
-    for (const char* required : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
-      if (!scaling.has(required)) scaling.problem(required, "is required for RoPE scaling \"llama3\"");
-    }
-    scaling.number("low_freq_factor", rope.low_frequency_factor, {.min = 0, .max = 1e6, .above_min = true});
-    scaling.number("high_freq_factor", rope.high_frequency_factor, {.min = 0, .max = 1e6, .above_min = true});
-    if (rope.high_frequency_factor <= rope.low_frequency_factor) {
-      scaling.problem("high_freq_factor",
-                      fmt::format("must be greater than low_freq_factor, which is {}", rope.low_frequency_factor));
-    }
-  }
-
-  void read_yarn(ObjectReader& scaling) {
-    RopeConfig& rope = model_.rope;
-    scaling.number("beta_fast", rope.beta_fast, {.min = 0, .max = 1e6});
-    scaling.number("beta_slow", rope.beta_slow, {.min = 0, .max = 1e6});
-    // As in transformers, where 0 counts as absent.
-    if (rope.beta_fast == 0) rope.beta_fast = 32;
-    if (rope.beta_slow == 0) rope.beta_slow = 1;
-    scaling.boolean("truncate", rope.truncate);
-    double factor = 0, mscale = 0, mscale_all = 0;
-    scaling.number("attention_factor", factor, {.min = 0, .max = 1e6, .above_min = true});
-    scaling.number("mscale", mscale, {.min = 0, .max = 1e6});
-    scaling.number("mscale_all_dim", mscale_all, {.min = 0, .max = 1e6});
-    const auto magnitude = [&](double scale) {
-      return rope.factor <= 1 ? 1.0 : 0.1 * scale * std::log(rope.factor) + 1.0;
-    };
-    if (factor > 0)
-      rope.attention_factor = factor;
-    else if (mscale > 0 && mscale_all > 0)
-      rope.attention_factor = magnitude(mscale) / magnitude(mscale_all);
   }
 
   void check_sizes() {
@@ -384,9 +299,13 @@ class ModelReader {
 
   /// Either of two names, as GPT-2's attribute_map allows.
   int64_t size(const char* key, const char* other, int64_t by_default, int64_t max) {
-    return root_.has(key) ? size(key, by_default, max) : size(other, by_default, max);
+    if (!root_.has(key)) return size(other, by_default, max);
+    const int64_t value = size(key, by_default, max);
+    if (size(other, value, max) != value) problems_.add(fmt::format("/{}", other), fmt::format("differs from {}, which is {}", key, value));
+    return value;
   }
 
+  const Json& document_;
   std::string file_;
   Problems problems_, unsupported_;
   ObjectReader root_;

@@ -15,7 +15,7 @@ enum class Activation { gelu_tanh, gelu_erf, silu, relu };
 
 /// Rotary position embedding: base frequencies and how they are scaled for long contexts.
 struct RopeConfig {
-  enum class Scaling { none, linear, dynamic, llama3, yarn };
+  enum class Scaling { none, linear, dynamic, llama3, yarn, longrope };
   double theta = 10000.0;
   Scaling scaling = Scaling::none;
   double factor = 1.0;
@@ -23,9 +23,10 @@ struct RopeConfig {
   double high_frequency_factor = 4.0;  // llama3
   double beta_fast = 32.0;             // yarn
   double beta_slow = 1.0;              // yarn
-  std::optional<double> attention_factor;   // yarn; by default 0.1 ln(factor) + 1
+  std::optional<double> attention_factor;    // yarn, longrope; their formulas' by default
   bool truncate = true;                      // yarn: whole dimensions bound the ramp
-  int64_t original_max_positions = 0;  // dynamic, llama3, yarn
+  int64_t original_max_positions = 0;  // dynamic, llama3, yarn, longrope
+  std::vector<double> short_factor, long_factor;  // longrope: a divisor of each frequency, up to the original length and beyond it
 };
 
 /// All sizes are in elements. head_dim is independent of hidden_size / heads (Qwen 3).
@@ -53,6 +54,8 @@ struct ModelDescription {
   /// Per layer: the number of latest positions a token attends to, itself included; 0 = all (causal).
   std::vector<int64_t> sliding_window;
   double initializer_range = 0.02;
+  /// Lines for the log: keys of the file that are not followed (dropout), and where two of its keys disagree which one is.
+  std::vector<std::string> notes;
 
   int64_t query_size() const { return heads * head_dim; }
   int64_t kv_size() const { return kv_heads * head_dim; }
@@ -64,7 +67,7 @@ struct ModelDescription {
 ModelDescription read_model_description(const std::filesystem::path& directory_or_file);
 
 /// The inverse frequencies (head_dim / 2 of them) and the factor on cos and sin for a run at `sequence_length`, computed in double
-/// as transformers does (modeling_rope_utils). Only `dynamic` depends on the sequence length.
+/// as transformers does (modeling_rope_utils). Only `dynamic` and `longrope` depend on the sequence length.
 struct RopeFrequencies {
   std::vector<double> inverse_frequency;
   double attention_factor = 1.0;

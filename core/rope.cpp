@@ -1,5 +1,5 @@
 // The formulas are those of transformers' modeling_rope_utils (PI: arXiv 2306.15595, NTK, YaRN: arXiv 2309.00071,
-// Llama 3.1).
+// LongRoPE: arXiv 2402.13753, Llama 3.1).
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -84,6 +84,15 @@ RopeFrequencies rope_frequencies(const ModelDescription& model, int64_t sequence
       result.attention_factor =
           rope.attention_factor.value_or(rope.factor <= 1 ? 1.0 : 0.1 * std::log(rope.factor) + 1.0);
       break;
+    case RopeConfig::Scaling::longrope: {
+      const std::vector<double>& divisors = sequence_length > rope.original_max_positions ? rope.long_factor : rope.short_factor;
+      STRATA_CHECK(divisors.size() == result.inverse_frequency.size(), "{} divisors of {} frequencies", divisors.size(),
+                   result.inverse_frequency.size());
+      for (size_t i = 0; i < divisors.size(); ++i) result.inverse_frequency[i] /= divisors[i];
+      result.attention_factor = rope.attention_factor.value_or(
+          rope.factor <= 1 ? 1.0 : std::sqrt(1 + std::log(rope.factor) / std::log(static_cast<double>(rope.original_max_positions))));
+      break;
+    }
   }
   return result;
 }

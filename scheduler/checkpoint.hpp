@@ -9,6 +9,7 @@
 
 #include "core/layout.hpp"
 #include "core/model.hpp"
+#include "core/model_files.hpp"
 #include "scheduler/run_plan.hpp"
 #include "scheduler/trainer_record.hpp"
 #include "scheduler/training_state.hpp"
@@ -73,10 +74,13 @@ class CheckpointReader {
 /// The checkpoint that a path names: itself, or the newest of a checkpoints/ folder. Throws invalid_data when there is none.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& checkpoint_or_folder);
 
-/// Writes an HF directory from a checkpoint whose checksums are right: names as HF has them, each tensor in the dtype of the model that
-/// training started from (fp32 where that is gone). Throws what CheckpointReader::open does, and when `out` exists and is not an empty
-/// directory.
-void export_checkpoint(const std::filesystem::path& checkpoint_or_folder, const std::filesystem::path& out,
-                       const ProgressCallback& progress);
+/// Writes an HF directory from a checkpoint whose checksums are right: names as HF has them; every parameter in `dtype`, or without it
+/// each in the dtype that it had in the model that training started from. Tensors that are no parameters and the model's other files go
+/// along as they were. Nothing is needed but the checkpoint and, for kind `store`, its store; a checkpoint of an older version has no
+/// dtypes: they are then those of the model at its path, fp32 where that is gone. Returns the model's files that are left out.
+/// Throws what CheckpointReader::open does, invalid_data for a weight that the dtype cannot hold, and when `out` exists and is not an
+/// empty directory; `out` is then as it was.
+std::vector<LeftOutFile> export_checkpoint(const std::filesystem::path& checkpoint_or_folder, const std::filesystem::path& out,
+                                           std::optional<DType> dtype = {}, const ProgressCallback& progress = {});
 
 }  // namespace strata::scheduler

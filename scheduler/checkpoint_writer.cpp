@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <set>
 #include <system_error>
 #include <vector>
 
@@ -7,6 +6,8 @@
 #include "core/error.hpp"
 #include "core/file.hpp"
 #include "core/hf_weights.hpp"
+#include "core/model_files.hpp"
+#include "core/model_origin.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
 
@@ -24,31 +25,6 @@ void remove_tree(const fs::path& path) {
   if (error) throw Error(ErrorCode::io, fmt::format("cannot remove: {}", error.message()), path.string());
 }
 
-/// The configuration, tokenizer and generation files of a model directory: everything but weights.
-std::vector<fs::path> model_files(const fs::path& source) {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(source)) {
-    const std::string extension = entry.path().extension().string();
-    static const std::set<std::string> kTexts = {".json", ".txt", ".model", ".jinja", ".md"};
-    if (!entry.is_regular_file() || !kTexts.contains(extension)) continue;
-    if (entry.path().filename() == "model.safetensors.index.json" ||
-        entry.path().filename() == "pytorch_model.bin.index.json")
-      continue;
-    files.push_back(entry.path());
-  }
-  return files;
-}
-
-void copy_model_files(const fs::path& source, const fs::path& destination) {
-  fs::create_directories(destination);
-  for (const fs::path& path : model_files(source)) {
-    const ReadOnlyFile file(path);
-    std::string content(file.size(), '\0');
-    file.read(0, content.data(), content.size());
-    write_file_atomically(destination / path.filename(), content.data(), content.size());
-  }
-}
-
 /// Files of the checkpoint with their checksums.
 std::vector<CheckpointManifest::File> describe_files(const fs::path& checkpoint) {
   std::vector<CheckpointManifest::File> files;
@@ -63,7 +39,8 @@ void write_quantity(const fs::path& folder, Quantity quantity, const RunPlan& pl
                     const ProgressCallback& progress) {
   HfWriterOptions options;
   options.dtype = DType::f32;
-  options.source = plan.config.model.path;
+  options.source = plan.model_directory;
+  options.copy_files = quantity == Quantity::master;
   HfWriter writer(folder, plan.shape.layout, options);
   std::vector<float> values(plan.shape.tile_elements);
   uint64_t done = 0;
@@ -125,11 +102,14 @@ fs::path write(const fs::path& folder, const RunPlan& plan, TrainingState& state
       manifest.store_directories.push_back(fs::canonical(directory.path).string());
     manifest.store_generation = store->generation();
     manifest.tile_elements = plan.shape.tile_elements;
-    copy_model_files(plan.config.model.path, partial / kModelFolder);
+    fs::create_directory(partial / kModelFolder);
+    copy_model_files(plan.model_directory, partial / kModelFolder);
+    copy_whole_file(plan.model_directory / "config.json", partial / kModelFolder / "config.json");
   } else {
     for (Quantity quantity : kQuantities)
       write_quantity(partial / folder_of(quantity), quantity, plan, state, progress);
   }
+  ModelOrigin::copy(plan.model_directory, partial / kModelFolder);
   manifest.files = describe_files(partial.path());
   const std::string text = manifest.to_json();
   write_file_atomically(partial / kManifestName, text.data(), text.size());
@@ -153,12 +133,14 @@ Error not_written(ErrorCode code, int64_t step, const std::string& reason, const
 uint64_t checkpoint_bytes(const RunPlan& plan) {
   constexpr uint64_t kBlock = 4096;
   uint64_t texts = 16 * kBlock;  // the manifest, directories, and files that are both old and new while they are renamed
-  for (const fs::path& path : model_files(plan.config.model.path)) texts += (fs::file_size(path) / kBlock + 1) * kBlock;
+  const ModelFiles listed = list_model_files(plan.model_directory);
+  for (const ModelFile& file : listed.files) texts += (file.bytes / kBlock + 1) * kBlock;
+  texts += ModelOrigin::bytes(plan.model_directory);
   if (plan.placement.all_state_in_store()) return texts;
   uint64_t tensors = 0;
   for (const UnitLayout& unit : plan.shape.layout.units) tensors += unit.tensors.size();
   constexpr uint64_t kHeaderBytes = 192;  // of a tensor: its name, dtype, shape and offsets
-  return std::size(kQuantities) * (plan.shape.layout.elements() * sizeof(float) + tensors * kHeaderBytes + texts);
+  return std::size(kQuantities) * (plan.shape.layout.elements() * sizeof(float) + tensors * kHeaderBytes) + texts;
 }
 
 fs::path write_checkpoint(const fs::path& folder, const RunPlan& plan, TrainingState& state, tiers::NvmeStore* store,

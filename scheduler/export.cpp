@@ -2,32 +2,85 @@
 
 #include "core/error.hpp"
 #include "core/hf_weights.hpp"
+#include "core/model_origin.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
 
 namespace strata::scheduler {
 
 namespace {
-constexpr uint64_t kPieceElements = 4ull << 20;
-}
 
-void export_checkpoint(const std::filesystem::path& checkpoint_or_folder, const std::filesystem::path& out,
-                       const ProgressCallback& progress) {
-  std::error_code error;
-  if (std::filesystem::exists(out, error) && !std::filesystem::is_empty(out, error))
-    throw Error(ErrorCode::invalid_configuration, "the output exists and is not an empty directory", out.string(),
-                "name a new directory");
+namespace fs = std::filesystem;
+
+constexpr uint64_t kPieceElements = 4ull << 20;
+
+/// An output directory that was new or empty, and is again when the export fails.
+class Output {
+ public:
+  explicit Output(const fs::path& path) : path_(path) {
+    std::error_code error;
+    existed_ = fs::exists(path, error);
+    if (existed_ && (!fs::is_directory(path, error) || !fs::is_empty(path, error)))
+      throw Error(ErrorCode::invalid_configuration, "the output exists and is not an empty directory", path.string(), "name a new directory");
+  }
+  ~Output() {
+    if (kept_) return;
+    std::error_code ignored;
+    if (!existed_) fs::remove_all(path_, ignored);
+    else
+      for (const auto& entry : fs::directory_iterator(path_, ignored)) fs::remove_all(entry.path(), ignored);
+  }
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+  void keep() { kept_ = true; }
+
+ private:
+  const fs::path path_;
+  bool existed_ = false, kept_ = false;
+};
+
+/// The likeness of the model that training started from: each tensor's dtype, and what is no parameter.
+class Likeness {
+ public:
+  Likeness(const CheckpointReader& reader, HfWriterOptions& options) : origin_(ModelOrigin::read(reader.info().path / kModelFolder)) {
+    if (origin_) {
+      options.dtype = origin_->dtype();
+      options.dtype_of = origin_->dtypes();
+      options.passthrough = origin_->passthrough();
+      left_out_ = origin_->left_out();
+      return;
+    }
+    // A checkpoint of an older version keeps nothing of that model: it is asked itself, while it is there.
+    const fs::path model = reader.info().record.model_path;
+    std::error_code error;
+    if (!fs::exists(model / "config.json", error)) return;
+    weights_ = std::make_unique<HfWeights>(model, reader.model(), reader.layout());
+    options.dtype = weights_->source_dtype();
+    options.dtype_of = weights_->dtypes();
+    options.passthrough = weights_->passthrough_tensors();
+  }
+
+  const std::vector<LeftOutFile>& left_out() const { return left_out_; }
+
+ private:
+  std::optional<ModelOrigin> origin_;
+  std::unique_ptr<HfWeights> weights_;
+  std::vector<LeftOutFile> left_out_;
+};
+
+}  // namespace
+
+std::vector<LeftOutFile> export_checkpoint(const fs::path& checkpoint_or_folder, const fs::path& out, std::optional<DType> dtype,
+                                           const ProgressCallback& progress) {
+  Output output(out);
   const std::unique_ptr<CheckpointReader> reader = CheckpointReader::open(resolve_checkpoint(checkpoint_or_folder), progress);
   HfWriterOptions options;
   options.dtype = DType::f32;
   options.source = reader->info().path / kModelFolder;
-  // The model that training started from says which dtype each tensor has, and holds what is no parameter.
-  const std::filesystem::path origin = reader->info().record.model_path;
-  std::unique_ptr<HfWeights> weights;
-  if (std::filesystem::exists(origin / "config.json", error)) {
-    weights = std::make_unique<HfWeights>(origin, reader->model(), reader->layout());
-    options.dtype = weights->source_dtype();
-    options.passthrough = weights.get();
+  const Likeness likeness(*reader, options);
+  if (dtype) {
+    options.dtype = *dtype;
+    options.dtype_of.clear();
   }
   HfWriter writer(out, reader->layout(), options);
   std::vector<float> values(kPieceElements);
@@ -42,6 +95,10 @@ void export_checkpoint(const std::filesystem::path& checkpoint_or_folder, const 
     }
   }
   writer.finish();
+  output.keep();
+  std::vector<LeftOutFile> left_out = likeness.left_out();
+  left_out.insert(left_out.end(), writer.left_out().begin(), writer.left_out().end());
+  return left_out;
 }
 
 }  // namespace strata::scheduler

@@ -160,6 +160,7 @@ RunPlan make_run_plan(const Config& config, const ModelDescription& model, const
   RunPlan plan;
   plan.config = config;
   plan.model = model;
+  plan.notes = model.notes;
   RunShape& shape = plan.shape;
   shape.layout = make_layout(model);
   shape.tied_head = model.tied_head;

@@ -32,6 +32,7 @@ struct TierUse {
 struct RunPlan {
   Config config;
   ModelDescription model;
+  std::filesystem::path model_directory;  // whose config.json and other files go into checkpoints
   RunShape shape;
   Placement placement;
   StepPlan steps;

@@ -52,8 +52,9 @@ void require_address_space() {
 
 }  // namespace
 
-PlannedRun plan_run(const Config& config) {
-  const ModelDescription model = read_model_description(config.model.path);
+PlannedRun plan_run(const Config& config, const std::filesystem::path& model_directory) {
+  const std::filesystem::path& directory = model_directory.empty() ? config.model.path : model_directory;
+  const ModelDescription model = read_model_description(directory);
   PlannedRun planned;
   planned.device = create_device(config);
   try {
@@ -64,6 +65,7 @@ PlannedRun plan_run(const Config& config) {
     throw;
   }
   planned.plan = make_run_plan(config, model, *planned.engine);
+  planned.plan.model_directory = directory;
   return planned;
 }
 

@@ -24,8 +24,9 @@ struct PlannedRun {
   std::unique_ptr<gpu::Engine> engine;
   RunPlan plan;
 };
-/// Reads the model's description and plans. Throws what make_run_plan and read_model_description throw.
-PlannedRun plan_run(const Config& config);
+/// Reads the model's description and plans. `model_directory` has config.json; by default it is model.path. Throws what make_run_plan and
+/// read_model_description throw.
+PlannedRun plan_run(const Config& config, const std::filesystem::path& model_directory = {});
 
 enum class StoreMode {
   create,    // a new store; an old one with the same paths is replaced

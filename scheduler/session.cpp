@@ -7,6 +7,7 @@
 #include "core/hf_weights.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/model_copy.hpp"
 #include "scheduler/run_losses.hpp"
 #include "scheduler/run_marker.hpp"
 #include "scheduler/session_changes.hpp"
@@ -35,21 +36,25 @@ class SessionStart {
     check_run_names(options_.run_directory);
     last_ = SessionRecord::read(options_.run_directory);
     const bool marked = find_marker();
-    PlannedRun planned = plan_run(config_);
+    const auto say = [this](const std::string& line) { narrate(line); };
+    const auto model_copy = options_.resume ? find_model_copy(options_.run_directory) : std::nullopt;
+    PlannedRun planned = plan_run(config_, describing_directory(config_.model.path, model_copy, say));
     const RunPlan& plan = planned.plan;
-    weights_ = std::make_unique<HfWeights>(config_.model.path, plan.model, plan.shape.layout);
     open_data(plan);
     describe_session(planned);
     session_.record = new_record();
     const StateSource source = find_source(plan);
+    if (!source.found() || !model_copy) open_weights(plan, source);
     check_run_files(options_.run_directory, plan, {source.step, options_.resume});
     narrate(plan_table(plan, std::nullopt));
     if (!marked) marker_.write(options_.run_directory);
+    planned.plan.model_directory = options_.run_directory / kModelCopyFolder;
     session_.runtime = std::make_unique<Runtime>(std::move(planned), source.store ? StoreMode::continue_ : StoreMode::create,
                                                  options_.narrate);
     for (const std::string& line : session_.runtime->description()) narrate(line);
     session_.directory->keep();
     if (!options_.resume) discard_earlier_run();
+    if (!source.found() || !model_copy) make_model_copy(options_.run_directory, config_.model.path, weights_.get(), say);
     session_.metrics = std::make_unique<MetricsWriter>(options_.run_directory, session_.runtime->plan());
     load_state(source);
     session_.metrics->begin_after(session_.record);
@@ -85,13 +90,23 @@ class SessionStart {
     return false;
   }
 
+  /// The weights, where they are needed: to start from, and, for a run of a version that kept no copy of its model, their dtypes.
+  void open_weights(const RunPlan& plan, const StateSource& source) {
+    try {
+      weights_ = std::make_unique<HfWeights>(config_.model.path, plan.model, plan.shape.layout);
+    } catch (const Error& error) {
+      if (!source.found()) throw;
+      narrate(fmt::format("the weights that the run started from cannot be read ({}): an export will be in fp32", error.message()));
+    }
+  }
+
   void open_data(const RunPlan& plan) {
     const auto open = [&](const std::vector<fs::path>& files) {
       return std::make_unique<TokenDataset>(TokenDatasetOptions{.files = files, .format = config_.data.format,
                                                                 .sequence_length = config_.data.sequence_length,
                                                                 .seed = config_.data.seed,
                                                                 .vocab_size = plan.model.vocab_size,
-                                                                .model_directory = config_.model.path,
+                                                                .model_directory = plan.model_directory,
                                                                 .on_progress = heeding_stop(options_.on_data_progress)});
     };
     session_.train_data = open(config_.data.train);

@@ -51,6 +51,7 @@ const char* name_of(RopeConfig::Scaling scaling) {
     case RopeConfig::Scaling::dynamic: return "dynamic";
     case RopeConfig::Scaling::llama3: return "llama3";
     case RopeConfig::Scaling::yarn: return "yarn";
+    case RopeConfig::Scaling::longrope: return "longrope";
   }
   return "?";
 }
@@ -147,6 +148,10 @@ std::string model_facts(const ModelDescription& model) {
                   {"attention_factor", model.rope.attention_factor ? OrderedJson(*model.rope.attention_factor) : OrderedJson(nullptr)},
                   {"truncate", model.rope.truncate},
                   {"original_max_positions", model.rope.original_max_positions}};
+  if (!model.rope.long_factor.empty()) {
+    json["rope"]["short_factor"] = model.rope.short_factor;
+    json["rope"]["long_factor"] = model.rope.long_factor;
+  }
   json["sliding_window"] = model.sliding_window;
   return json.dump();
 }

@@ -17,6 +17,8 @@ struct StateSource {
   bool store = false;                            // the store's newest commit
   std::unique_ptr<CheckpointReader> checkpoint;  // else this checkpoint, else the model's weights
   int64_t step = 0;
+
+  bool found() const { return store || checkpoint != nullptr; }
 };
 
 struct ResumeRequest {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,10 @@ enum class Optimizer { host, nvme, two_nvme };
 /// Four steps, a checkpoint each second one. Everything lies in one scratch directory; the store in nvme/ (and nvme2/).
 class TrainedRun {
  public:
-  explicit TrainedRun(Optimizer optimizer, const std::vector<std::string>& overrides = {}) {
-    copy_of_model("llama_gqa", model());
+  explicit TrainedRun(Optimizer optimizer, const std::vector<std::string>& overrides = {}, const std::string& reference = "llama_gqa",
+                      const std::function<void(const std::filesystem::path& model)>& change_model = {}) {
+    copy_of_model(reference, model());
+    if (change_model) change_model(model());
     std::string text;
     for (int i = 0; i < 4000; ++i) text += static_cast<char>(10 + i * 7 % 50);
     write_file(scratch_ / "tokens.txt", text);
@@ -41,8 +44,11 @@ class TrainedRun {
     for (const std::string& change : overrides) arguments.insert(arguments.end(), {"--set", change});
     const Outcome outcome = strata(arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
+    said_ = outcome.err;
   }
 
+  /// What `strata train` said on stderr.
+  const std::string& said() const { return said_; }
   std::filesystem::path scratch() const { return scratch_.path(); }
   std::filesystem::path model() const { return scratch_ / "model"; }
   std::filesystem::path run() const { return scratch_ / "run"; }
@@ -51,6 +57,7 @@ class TrainedRun {
 
  private:
   ScratchDirectory scratch_;
+  std::string said_;
 };
 
 }  // namespace strata::cli::testing

@@ -261,7 +261,7 @@ TEST(HfWeights, ShardedModelsAreReadThroughTheirIndex) {
 TEST(HfWriter, WhatIsWrittenIsReadBackWhateverThePieces) {
   Fixture fixture(kLlama);
   std::ofstream(fixture.directory / "tokenizer.json") << "{\"a\": 1}";
-  std::ofstream(fixture.directory / "notes.txt") << "not copied";
+  std::ofstream(fixture.directory / "adapter.bin") << "not copied";
   const std::filesystem::path out = fixture.directory / "out";
   HfWriter writer(
       out, fixture.layout,
@@ -286,8 +286,31 @@ TEST(HfWriter, WhatIsWrittenIsReadBackWhateverThePieces) {
   EXPECT_EQ(config["torch_dtype"], "float32");
   EXPECT_EQ(config["dtype"], "float32");
   EXPECT_TRUE(std::filesystem::exists(out / "tokenizer.json"));
-  EXPECT_FALSE(std::filesystem::exists(out / "notes.txt"));
+  EXPECT_FALSE(std::filesystem::exists(out / "adapter.bin"));
+  ASSERT_EQ(writer.left_out().size(), 1u);
+  EXPECT_EQ(writer.left_out()[0].path, "adapter.bin");
   EXPECT_THROW(HfWriter(out, fixture.layout, {.source = fixture.directory.path()}), Error) << "the directory is in use";
+}
+
+TEST(HfWriter, AValueThatTheDtypeCannotHoldIsRefusedNotWrittenAsAnInfinity) {
+  Fixture fixture(kLlama);
+  for (const auto& [dtype, value, good] : std::vector<std::tuple<DType, float, bool>>{
+           {DType::f16, 65519, true}, {DType::f16, -65520, false}, {DType::bf16, 3e38f, true}, {DType::bf16, 3.4e38f, false},
+           {DType::f32, 3.4e38f, true}, {DType::f16, std::numeric_limits<float>::infinity(), true}}) {
+    SCOPED_TRACE(fmt::format("{} {}", to_string(dtype), value));
+    const ScratchDirectory directory;
+    HfWriter writer(directory / "out", fixture.layout, {.dtype = dtype, .source = fixture.directory.path()});
+    std::vector<float> values = fixture.units[1];
+    const TensorLayout& up = *fixture.layout.units[1].find(TensorRole::up_weight);
+    values[up.offset + 77] = value;
+    try {
+      writer.write_from_float(1, {0, values.size()}, values.data());
+      EXPECT_TRUE(good);
+    } catch (const Error& error) {
+      EXPECT_FALSE(good);
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(up.name), HasSubstr("element 77 is"), HasSubstr("--dtype")));
+    }
+  }
 }
 
 TEST(HfWriter, LargeModelsAreShardedWithAnIndex) {
@@ -300,7 +323,7 @@ TEST(HfWriter, LargeModelsAreShardedWithAnIndex) {
                   {.dtype = DType::bf16,
                    .max_shard_bytes = 3000,
                    .source = fixture.directory / "config.json",
-                   .passthrough = &source});
+                   .passthrough = source.passthrough_tensors()});
   for (size_t unit = 0; unit < fixture.units.size(); ++unit)
     writer.write_from_float(unit, {0, fixture.units[unit].size()}, fixture.units[unit].data());
   writer.finish();

@@ -119,12 +119,12 @@ TEST(Model, AFileAloneCanBeRead) {
 TEST(Model, UnsupportedFeaturesAreNamedTogether) {
   const auto [code, message] =
       refusal(llama_with(R"(, "quantization_config": {"bits": 4}, "hidden_act": "gelu", "num_local_experts": 8,
-    "partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "longrope"}, "pruned_heads": {"1": [0]})"));
+    "partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "mrope"}, "pruned_heads": {"1": [0]})"));
   EXPECT_EQ(code, ErrorCode::unsupported);
   EXPECT_THAT(message,
               AllOf(HasSubstr("quantized"), HasSubstr("\"gelu\" is not supported; supported: silu"),
                     HasSubstr("mixture of experts"), HasSubstr("/partial_rotary_factor"),
-                    HasSubstr("\"longrope\" is not supported; supported: default, linear"), HasSubstr("pruned")));
+                    HasSubstr("\"mrope\" is not supported; supported: default, linear"), HasSubstr("pruned")));
   EXPECT_THAT(message, HasSubstr("6 problems"));
 }
 
@@ -240,13 +240,82 @@ TEST(Rope, IncompleteScalingsAreRefused) {
               HasSubstr("/rope_scaling/factor: is required"));
   EXPECT_THAT(
       refusal(llama_with(R"(, "rope_scaling": {"rope_type": "llama3", "factor": 8})")).second,
-      AllOf(HasSubstr("low_freq_factor: is required"), HasSubstr("original_max_position_embeddings: is required")));
+      AllOf(HasSubstr("low_freq_factor: is required"), HasSubstr("high_freq_factor: is required"), HasSubstr("2 problems")));
   EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": [])")).second, HasSubstr("/rope_scaling: must be an object"));
   EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": {"type": "linear", "factor": 0.5})")).second,
               HasSubstr("at least 1"));
   const ModelDescription ratio =
       read(llama_with(R"(, "rope_scaling": {"type": "yarn", "original_max_position_embeddings": 512})"));
   EXPECT_EQ(ratio.rope.factor, 4.0);
+}
+
+TEST(Rope, WhereTwoKeysDisagreeTheFollowedOneIsSaid) {
+  const std::string llama3 =
+      R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64})";
+  const ModelDescription outer = read(llama_with(R"(, "original_max_position_embeddings": 512, "rope_scaling": )" + llama3));
+  EXPECT_EQ(outer.rope.original_max_positions, 512);
+  EXPECT_THAT(outer.notes, ElementsAre("RoPE: original_max_position_embeddings 512 is followed, not the 64 of rope_scaling"));
+  const ModelDescription two = read(llama_with(
+      R"(, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0, "rope_theta": 1e6}, "rope_parameters": )" + llama3));
+  EXPECT_EQ(two.rope.scaling, RopeConfig::Scaling::linear);
+  EXPECT_THAT(two.notes, ElementsAre("RoPE: rope_scaling is followed, rope_parameters beside it is not",
+                                     "RoPE: rope_theta 1000000 of rope_scaling is followed, not the 500000 beside it"));
+  const ModelDescription unused = read(llama_with(R"(, "rope_scaling": {"factor": 2.0, "beta_fast": 3.0, "finetuned": true})"));
+  EXPECT_EQ(unused.rope.scaling, RopeConfig::Scaling::none);
+  EXPECT_THAT(unused.notes, ElementsAre("RoPE: of no effect on \"default\": beta_fast, factor"));
+  EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0})")).second,
+              AllOf(HasSubstr("/rope_scaling/rope_type"), HasSubstr("\"dynamic\"")));
+  EXPECT_THAT(refusal(llama_with(R"(, "rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [8, 8]})")).second,
+              HasSubstr("/rope_scaling/mrope_section: is a RoPE parameter that is not known"));
+  EXPECT_THAT(refusal(llama_with(R"(, "rope_parameters": {"full_attention": {"rope_type": "default"}})")).second,
+              HasSubstr("by type of layer (full_attention)"));
+}
+
+TEST(Model, AKeyThatMayChangeTheModelAndIsNotKnownIsRefused) {
+  for (const char* more : {R"("no_rope_layers": [1, 0, 1])", R"("attention_multiplier": 0.5)", R"("use_qk_norm": true)",
+                           R"("embedding_scale": 12)", R"("logit_softcap": 30.0)", R"("moe_intermediate_size": 128)",
+                           R"("per_layer_config": {"0": {}})", R"("text_config": {"a": 1})", R"("residual_multiplier": 0.22)"}) {
+    const auto [code, message] = refusal(llama_with(std::string(", ") + more));
+    EXPECT_EQ(code, ErrorCode::unsupported) << more;
+    EXPECT_THAT(message, AllOf(HasSubstr("may change the model"), HasSubstr("llama models"))) << more;
+  }
+  // Switched off, of another program, or of how transformers runs.
+  const ModelDescription model = read(llama_with(
+      R"(, "rope_interleaved": false, "no_rope_layers": [], "use_mrope": false, "num_experts": 0, "attention_multiplier": null,
+          "is_llama_config": true, "transformers.js_config": {"dtype": "q4"}, "_attn_implementation_autoset": true, "pretraining_tp": 2,
+          "max_sequence_length": 2048, "gradient_checkpointing": false, "id2label": {"0": "x"})"));
+  EXPECT_THAT(model.notes, ElementsAre());
+}
+
+TEST(Model, IgnoredKeysAreSaidOnceALineAKind) {
+  const ModelDescription gpt2 = read(R"({"model_type": "gpt2", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.0,
+    "summary_first_dropout": 0.1, "color": "blue", "flavour": 3})");
+  EXPECT_THAT(gpt2.notes, ElementsAre("training runs without dropout; ignored: attn_pdrop 0.1, embd_pdrop 0.1",
+                                      "unknown keys of the model's config.json, ignored: color \"blue\", flavour 3"));
+  const ModelDescription qwen2 =
+      read(R"({"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.1, "attention_bias": true, "mlp_bias": true})");
+  EXPECT_FALSE(qwen2.attention_output_bias || qwen2.mlp_bias);
+  EXPECT_THAT(qwen2.notes, ElementsAre("training runs without dropout; ignored: attention_dropout 0.1",
+                                       "of no effect in qwen2 models, as in transformers: attention_bias true, mlp_bias true"));
+  EXPECT_THAT(read(llama_with(R"(, "sliding_window": 128)")).notes,
+              ElementsAre("of no effect in llama models, as in transformers: sliding_window 128"));
+}
+
+TEST(Model, TwoNamesOfASizeMustAgree) {
+  EXPECT_EQ(read(R"({"model_type": "gpt2", "n_embd": 96, "hidden_size": 96})").hidden_size, 96);
+  EXPECT_THAT(refusal(R"({"model_type": "gpt2", "n_embd": 96, "hidden_size": 192})").second,
+              HasSubstr("/hidden_size: differs from n_embd, which is 96"));
+}
+
+TEST(Model, ASlidingLayerWithoutAWindowIsRefusedAsTransformersDoes) {
+  const std::string qwen3 = R"({"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "sliding_window": 64,
+    "layer_types": ["full_attention", "sliding_attention"])";
+  EXPECT_THAT(refusal(qwen3 + "}").second, HasSubstr("/layer_types/1: sliding_attention without a window"));
+  EXPECT_THAT(refusal(qwen3 + R"(, "use_sliding_window": false})").second, HasSubstr("sliding_attention without a window"));
+  EXPECT_THAT(read(qwen3 + R"(, "use_sliding_window": true})").sliding_window, ElementsAre(0, 64));
+  EXPECT_THAT(refusal(llama_with(R"(, "layer_types": ["full_attention", "full_attention", "sliding_attention"])")).second,
+              HasSubstr("/layer_types/2: \"sliding_attention\" is not supported; supported: full_attention"));
+  EXPECT_EQ(refusal(llama_with(R"(, "layer_types": ["full_attention", "attention", "full_attention"])")).second, "accepted");
 }
 
 TEST(Model, SizesBeyondAnyModelAreRefused) {

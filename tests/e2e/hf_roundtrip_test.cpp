@@ -226,7 +226,7 @@ TEST(HfRoundTripFiles, BuffersThatAreNoParametersSurvive) {
   const Model source(vectors("gpt2"));  // named as on the hub, without "transformer.", and with causal masks
   ASSERT_EQ(source.weights.passthrough_tensors().size(), 2u);
   HfWriter writer(temporary / "out", source.layout,
-                  {.dtype = DType::f32, .dtype_of = {}, .source = source.directory, .passthrough = &source.weights});
+                  {.dtype = DType::f32, .dtype_of = {}, .source = source.directory, .passthrough = source.weights.passthrough_tensors()});
   const UnitBuffers values = source.read();
   write_all(writer, values, 6);
   writer.finish();
