@@ -255,8 +255,8 @@ Facts inspect_run_config(const fs::path& file) {
           {"sequence_length", config.data.sequence_length},
           {"tokens_per_step", config.batch.micro_batch_size * config.batch.gradient_accumulation_steps * config.data.sequence_length},
           {"compute", to_string(config.precision.compute)},
-          {"device_memory_bytes", config.device.memory_bytes},
-          {"host_memory_bytes", config.tiers.host_memory_bytes},
+          {"device_memory_bytes", config.device.memory_bytes ? Facts(*config.device.memory_bytes) : Facts("auto")},
+          {"host_memory_bytes", config.tiers.host_memory_bytes ? Facts(*config.tiers.host_memory_bytes) : Facts("auto")},
           {"nvme_directories", config.tiers.nvme.size()}};
 }
 

@@ -61,7 +61,7 @@ struct Config {
   int64_t steps = 100;
   struct Device {
     DeviceKind kind = DeviceKind::automatic;
-    uint64_t memory_bytes = 8ull << 30;
+    std::optional<uint64_t> memory_bytes;  // absent = what the machine can give
     int threads = 0;  // of the host device's compute stream; 0 = from the affinity mask
   } device;
   struct Nvme {
@@ -69,7 +69,7 @@ struct Config {
     uint64_t capacity_bytes = 100ull << 30;
   };
   struct Tiers {
-    uint64_t host_memory_bytes = 16ull << 30;
+    std::optional<uint64_t> host_memory_bytes;  // absent = what the machine can give
     std::vector<Nvme> nvme;
     std::string io_engine = "auto";  // "auto", "io_uring", "threads"
   } tiers;
@@ -81,7 +81,7 @@ struct Config {
     AccumulationOrder accumulation = AccumulationOrder::vertical;
     UpdateMode update = UpdateMode::automatic;
     std::optional<int64_t> prefetch;  // units fetched ahead of the one that computes; absent = chosen
-    uint64_t tile_bytes = 16ull << 20;  // of training state, all sections of a tile together
+    std::optional<uint64_t> tile_bytes;  // of training state, all sections of a tile together; absent = by the model's size
     int update_threads = 0;           // 0 = from the affinity mask
   } schedule;
   ShardingStrategy sharding = ShardingStrategy::full_shard;

@@ -116,6 +116,29 @@ ConfigKey size(std::string pointer, Field field, uint64_t min, uint64_t max, std
   return row;
 }
 
+/// The same, or "auto" for an absent one.
+template <typename Field>
+ConfigKey automatic_size(std::string pointer, Field field, uint64_t min, uint64_t max, std::string effect) {
+  ConfigKey row{.pointer = std::move(pointer),
+                .allowed = fmt::format("\"auto\" or size from {} to {}", format_bytes(min), format_bytes(max)),
+                .effect = std::move(effect)};
+  row.read = [field, min, max](ObjectReader& reader, std::string_view key, Config& config, size_t item) {
+    const Json* value = reader.find(key);
+    if (value == nullptr) return;
+    auto& target = field(config, item);
+    target.reset();
+    if (*value == "auto") return;
+    uint64_t bytes = 0;
+    reader.bytes(key, bytes, min, max);
+    target = bytes;
+  };
+  row.write = [field](const Config& config, size_t item) {
+    const auto& value = field(config, item);
+    return value ? exact_bytes(*value) : OrderedJson("auto");
+  };
+  return row;
+}
+
 /// One of a list of words; `not_built` are those that this version knows and does not have.
 template <typename Field, typename Enum>
 ConfigKey choice(std::string pointer, Field field, const Words<Enum>& words, std::string effect, std::vector<std::string> not_built = {}) {
@@ -338,12 +361,15 @@ std::vector<ConfigKey> make_keys() {
       choice("/device/kind", STRATA_FIELD(device.kind),
              Words<DeviceKind>{{"auto", DeviceKind::automatic}, {"cuda", DeviceKind::cuda}, {"host", DeviceKind::host}},
              "What computes: \"host\" is this machine's processors with a GPU's semantics; \"cuda\" needs a build that has it."),
-      size("/device/memory", STRATA_FIELD(device.memory_bytes), 1, kMaxBytes, "Budget of the device's memory, everything included."),
+      automatic_size("/device/memory", STRATA_FIELD(device.memory_bytes), 1, kMaxBytes,
+                     "Budget of the device's memory, everything included. \"auto\" takes what this machine can give, under every limit and "
+                     "less a reserve; the plan says how much. The host device and the host tier share it."),
       integer("/device/threads", STRATA_FIELD(device.threads), 0, kMaxThreads,
               "Compute threads of the host device; 0 takes those that the process may use. The only thread count that is part of the "
               "numbers."),
 
-      size("/tiers/host/memory", STRATA_FIELD(tiers.host_memory_bytes), 1, kMaxBytes, "Budget of the host tier's memory."),
+      automatic_size("/tiers/host/memory", STRATA_FIELD(tiers.host_memory_bytes), 1, kMaxBytes,
+                     "Budget of the host tier's memory; \"auto\" as for `device.memory`."),
       drives(),
       required(path("/tiers/nvme/*/path", STRATA_FIELD(tiers.nvme[item].path), "directory name", "A directory on the drive."),
                "is required: a directory on the drive", "\"DIR\""),
@@ -375,8 +401,9 @@ std::vector<ConfigKey> make_keys() {
              "When a step's update runs: \"lazy\" in the next forward pass, hidden behind it, or \"after_backward\" at the step's end. "
              "The bits are the same.", {"eager"}),
       prefetch(),
-      size("/schedule/tile", STRATA_FIELD(schedule.tile_bytes), kMinTileBytes, kMaxTileBytes,
-           "Training state that one I/O operation and one update take at a time."),
+      automatic_size("/schedule/tile", STRATA_FIELD(schedule.tile_bytes), kMinTileBytes, kMaxTileBytes,
+                     "Training state that one I/O operation and one update take at a time; \"auto\" is 16 MiB, and more for models of over "
+                     "64 GiB of state. A store is read with the tile that it was written with."),
       integer("/schedule/update_threads", STRATA_FIELD(schedule.update_threads), 0, kMaxThreads,
               "Threads of the optimizer's update; 0 takes those that the process may use."),
 

@@ -120,31 +120,48 @@ std::vector<std::filesystem::path> cgroup_directories(const std::filesystem::pat
   return {};
 }
 
-struct CgroupMemory {
-  std::optional<uint64_t> limit;
-  uint64_t free = UINT64_MAX;  // under the tightest ancestor
-};
-
-CgroupMemory cgroup_memory(const std::filesystem::path& root) {
-  CgroupMemory result;
-  const auto account = [&](std::optional<uint64_t> limit, std::optional<uint64_t> used, uint64_t reclaimable) {
+/// The walls of the process's cgroup and its ancestors, of both versions.
+std::vector<MemoryWall> cgroup_walls(const std::filesystem::path& root) {
+  std::vector<MemoryWall> walls;
+  const auto add = [&](const std::filesystem::path& directory, const char* limit_file, const char* used_file,
+                       std::initializer_list<const char*> reclaimable_keys) {
+    const auto limit = number_in(directory / limit_file);
     // Version 1 writes "no limit" as the largest multiple of a page below 2^63.
     if (!limit || *limit >= (uint64_t{1} << 62)) return;
-    result.limit = std::min(result.limit.value_or(UINT64_MAX), *limit);
-    const uint64_t taken = used.value_or(0) - std::min(used.value_or(0), reclaimable);
-    result.free = std::min(result.free, *limit - std::min(*limit, taken));
+    uint64_t reclaimable = 0;  // the page cache counts as used, but gives way
+    for (const char* key : reclaimable_keys) reclaimable += number_after(directory / "memory.stat", key).value_or(0);
+    const uint64_t used = number_in(directory / used_file).value_or(0);
+    const uint64_t taken = used - std::min(used, reclaimable);
+    const std::string group = "/" + directory.lexically_relative(root).string();
+    walls.push_back({fmt::format("{} of {}", limit_file, group), *limit, taken, *limit - std::min(*limit, taken)});
   };
-  for (const auto& directory : cgroup_directories(root, "memory", true)) {
+  for (const auto& directory : cgroup_directories(root, "memory", true))
     // memory.high throttles to a crawl before memory.max kills: both are walls.
-    const auto used = number_in(directory / "memory.current");
-    const uint64_t reclaimable = number_after(directory / "memory.stat", "inactive_file").value_or(0);
-    account(number_in(directory / "memory.max"), used, reclaimable);
-    account(number_in(directory / "memory.high"), used, reclaimable);
-  }
+    for (const char* limit : {"memory.max", "memory.high"}) add(directory, limit, "memory.current", {"inactive_file", "active_file"});
   for (const auto& directory : cgroup_directories(root, "memory", false))
-    account(number_in(directory / "memory.limit_in_bytes"), number_in(directory / "memory.usage_in_bytes"),
-            number_after(directory / "memory.stat", "total_inactive_file").value_or(0));
-  return result;
+    add(directory, "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"});
+  return walls;
+}
+
+/// The soft limits of the process that bound its memory (`ulimit -v`, `ulimit -d`).
+std::vector<MemoryWall> process_walls(const std::filesystem::path& root) {
+  std::vector<MemoryWall> walls;
+  std::ifstream in(root / "proc/self/limits");
+  for (std::string line; std::getline(in, line);) {  // "Max address space  unlimited  unlimited  bytes"
+    const auto add = [&](const char* key, const char* name, const char* used_key) {
+      if (line.compare(0, std::char_traits<char>::length(key), key) != 0) return;
+      std::istringstream words(line.substr(std::char_traits<char>::length(key)));
+      std::string soft;
+      words >> soft;
+      const auto limit = parse_number(soft);
+      if (!limit) return;  // "unlimited"
+      const uint64_t used = number_after(root / "proc/self/status", used_key).value_or(0) << 10;
+      walls.push_back({name, *limit, used, *limit - std::min(*limit, used)});
+    };
+    add("Max address space", "address space (ulimit -v)", "VmSize");
+    add("Max data size", "data (ulimit -d)", "VmData");
+  }
+  return walls;
 }
 
 #if STRATA_HAVE_HWLOC
@@ -277,11 +294,18 @@ MemoryInfo memory_info(const std::filesystem::path& root) {
   if (!total)
     throw Error(ErrorCode::io, "cannot learn how much memory there is", file.string(),
                 "make /proc visible to this process");
-  const CgroupMemory cgroup = cgroup_memory(root);
+  const uint64_t total_bytes = *total << 10, available_bytes = std::min(available.value_or(*total) << 10, total_bytes);
   MemoryInfo info;
-  info.cgroup_limit_bytes = cgroup.limit;
-  info.total_bytes = std::min(*total << 10, cgroup.limit.value_or(UINT64_MAX));
-  info.available_bytes = std::min({available.value_or(*total) << 10, cgroup.free, info.total_bytes});
+  info.total_bytes = total_bytes;
+  info.walls.push_back({"physical memory", total_bytes, total_bytes - available_bytes, available_bytes});
+  for (MemoryWall& wall : cgroup_walls(root)) {
+    info.cgroup_limit_bytes = std::min(info.cgroup_limit_bytes.value_or(UINT64_MAX), wall.limit_bytes);
+    info.walls.push_back(std::move(wall));
+  }
+  info.total_bytes = std::min(total_bytes, info.cgroup_limit_bytes.value_or(UINT64_MAX));
+  for (MemoryWall& wall : process_walls(root)) info.walls.push_back(std::move(wall));
+  info.available_bytes = info.total_bytes;
+  for (const MemoryWall& wall : info.walls) info.available_bytes = std::min(info.available_bytes, wall.free_bytes);
   return info;
 }
 

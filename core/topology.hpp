@@ -34,13 +34,23 @@ struct NumaNode {
 /// together the nodes hold every usable processor exactly once. Never empty.
 std::vector<NumaNode> numa_nodes();
 
+/// A limit on what this process can take, and what is left under it.
+struct MemoryWall {
+  std::string name;          // "physical memory", "memory.max of /group", "address space (ulimit -v)"
+  uint64_t limit_bytes = 0;
+  uint64_t used_bytes = 0;   // what the system cannot take back by itself
+  uint64_t free_bytes = 0;
+};
+
 struct MemoryInfo {
   uint64_t total_bytes = 0;                    // of the machine, or of the tightest cgroup when that is less
   uint64_t available_bytes = 0;                // what can still be taken without swapping, under every limit
   std::optional<uint64_t> cgroup_limit_bytes;  // the tightest limit of the process's cgroup and its ancestors
+  std::vector<MemoryWall> walls;               // all of them; physical memory first
 };
 
-/// Memory now. `root` stands before /proc and /sys (for tests). Throws Error{io} when /proc/meminfo cannot be read.
+/// Memory now: physical memory, the cgroups (v1 and v2) from the process's own to the root, and its limits on address space and data.
+/// `root` stands before /proc and /sys (for tests). Throws Error{io} when /proc/meminfo cannot be read.
 MemoryInfo memory_info(const std::filesystem::path& root = "/");
 
 /// The processors that a cgroup bandwidth quota (v1 or v2) amounts to, e.g. 2.5; absent without a quota.

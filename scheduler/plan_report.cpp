@@ -69,6 +69,10 @@ std::string plan_table(const RunPlan& plan, const std::optional<MachineRates>& r
   for (const TierUse& use : plan.tiers) {
     text += fmt::format("{:32} {:>16} {:>16}\n", use.tier, format_bytes(use.needed_bytes), format_bytes(use.budget_bytes));
     for (const TierUse::Part& part : use.parts) text += fmt::format("  {:30} {:>16}\n", part.purpose, format_bytes(part.bytes));
+    for (const auto& directory : use.directories)
+      if (use.directories.size() > 1)
+        text += fmt::format("  {:30} {:>16} {:>16}\n", "in " + directory.path.string(), format_bytes(directory.needed_bytes),
+                            format_bytes(directory.capacity_bytes));
   }
   text += fmt::format("\n{:32} {:>16}\n", "bytes per step", "GB (10^9)");
   for (Resource link : kLinks)
@@ -105,7 +109,14 @@ std::string plan_json(const RunPlan& plan, const std::optional<MachineRates>& ra
     Json parts = Json::object();
     for (const TierUse::Part& part : use.parts) parts[part.purpose] = part.bytes;
     json["tiers"][use.tier] = {{"planned_bytes", use.needed_bytes}, {"budget_bytes", use.budget_bytes}, {"parts", parts}};
+    for (const auto& directory : use.directories)
+      json["tiers"][use.tier]["directories"].push_back({{"path", directory.path.string()},
+                                                        {"planned_bytes", directory.needed_bytes},
+                                                        {"capacity_bytes", directory.capacity_bytes}});
   }
+  json["memory"] = {{"needed_bytes", plan.memory_needs.total()},
+                    {"available_bytes", plan.memory.available_bytes},
+                    {"program_bytes", plan.memory_needs.program_bytes}};
   double flops = 0;
   for (const Program* program : plan.step_programs()) flops += program->flops();
   for (Resource link : kLinks) json["bytes_per_step"][to_string(link)] = link_bytes(plan, link);

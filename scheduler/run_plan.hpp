@@ -12,6 +12,7 @@
 #include "gpu/device.hpp"
 #include "gpu/engine.hpp"
 #include "scheduler/compiler.hpp"
+#include "scheduler/machine_memory.hpp"
 #include "scheduler/simulator.hpp"
 #include "tiers/store.hpp"
 
@@ -26,17 +27,22 @@ struct TierUse {
     uint64_t bytes = 0;
   };
   std::vector<Part> parts;
-  bool fits() const { return needed_bytes <= budget_bytes; }
+  /// The store's directories, each with what it is dealt. An extent is never split, so that all together may fit where one does not.
+  std::vector<tiers::StoreNeeds::Directory> directories{};
+  uint64_t missing_bytes() const;
+  bool fits() const { return missing_bytes() == 0; }
 };
 
 struct RunPlan {
-  Config config;
+  Config config;  // with the sizes that were left to Strata filled in
   ModelDescription model;
   std::filesystem::path model_directory;  // whose config.json and other files go into checkpoints
   RunShape shape;
   Placement placement;
   StepPlan steps;
   std::vector<TierUse> tiers;
+  MemoryInfo memory;               // of this machine, when the plan was made
+  MemoryNeeds memory_needs;        // device memory counts where the device is this machine's processors
   std::vector<std::string> notes;  // choices made and values that differ from the configuration, each with its reason
 
   uint64_t parameters() const { return shape.layout.elements(); }
@@ -52,10 +58,19 @@ struct RunPlan {
 /// The device that the configuration names. Throws unsupported when this build or machine has none such.
 std::unique_ptr<gpu::Device> create_device(const Config& config);
 
-/// Chooses what the configuration leaves open and checks the rest. `engine` was made for this configuration on the run's device.
+/// What a resumed run keeps of the plan that its state was written with, where the configuration leaves it open.
+struct PlanConstraints {
+  bool state_in_store = false;     // the optimizer stays in the store
+  uint64_t tile_elements = 0;      // of the store's tiles; 0 = chosen
+};
+
+/// Chooses what the configuration leaves open and checks the rest: the same for the same configuration, model and `memory.available_bytes`.
+/// That the machine has the memory now is not checked (require_memory does, for a run), but noted. `engine` was made
+/// for this configuration on the run's device.
 /// Throws resource_exhausted with a table of needs, budgets and what is missing when no allowed placement fits;
-/// invalid_configuration when a step has more micro-batches than can be planned for the model's layers.
-RunPlan make_run_plan(const Config& config, const ModelDescription& model, const gpu::Engine& engine);
+/// invalid_configuration when the run is of a size that cannot be planned (plan_bounds.hpp).
+RunPlan make_run_plan(const Config& config, const ModelDescription& model, const gpu::Engine& engine,
+                      const MemoryInfo& memory = memory_info(), const PlanConstraints& constraints = {});
 
 /// The engine options of a configuration.
 gpu::EngineOptions engine_options(const Config& config);

@@ -8,17 +8,18 @@
 #include "core/model.hpp"
 #include "core/thread.hpp"
 #include "core/topology.hpp"
+#include "scheduler/plan_bounds.hpp"
 
 namespace strata::scheduler {
 
 namespace {
 
 /// The engine's tables alone pass the device's budget: made without one, they let the plan say all that is missing.
-void refuse_by_plan(const Config& config, const ModelDescription& model) {
+void refuse_by_plan(const Config& config, const ModelDescription& model, const MemoryInfo& memory) {
   Config unbounded = config;
   unbounded.device.memory_bytes = uint64_t{1} << 60;
   const auto device = create_device(unbounded);
-  make_run_plan(config, model, *gpu::Engine::create(*device, model, make_layout(model), engine_options(config)));
+  make_run_plan(config, model, *gpu::Engine::create(*device, model, make_layout(model), engine_options(config)), memory);
 }
 
 /// Refuses a run whose threads the system will not give, before anything is taken.
@@ -52,19 +53,21 @@ void require_address_space() {
 
 }  // namespace
 
-PlannedRun plan_run(const Config& config, const std::filesystem::path& model_directory) {
-  const std::filesystem::path& directory = model_directory.empty() ? config.model.path : model_directory;
+PlannedRun plan_run(const Config& config, const PlanRunOptions& options) {
+  const std::filesystem::path& directory = options.model_directory.empty() ? config.model.path : options.model_directory;
   const ModelDescription model = read_model_description(directory);
+  check_plan_bounds(config, model, make_layout(model));  // before anything of such a size is made
+  const MemoryInfo memory = memory_info(options.system_root);
   PlannedRun planned;
   planned.device = create_device(config);
   try {
     planned.engine = gpu::Engine::create(*planned.device, model, make_layout(model), engine_options(config));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::resource_exhausted) throw;
-    refuse_by_plan(config, model);
+    refuse_by_plan(config, model, memory);
     throw;
   }
-  planned.plan = make_run_plan(config, model, *planned.engine);
+  planned.plan = make_run_plan(config, model, *planned.engine, memory, options.constraints);
   planned.plan.model_directory = directory;
   return planned;
 }
@@ -72,6 +75,7 @@ PlannedRun plan_run(const Config& config, const std::filesystem::path& model_dir
 Runtime::Runtime(PlannedRun planned, StoreMode store_mode, std::function<void(const std::string&)> on_slow)
     : planned_(with_threads(std::move(planned))), adam_(planned_.plan.config.schedule.update_threads) {
   const RunPlan& plan = planned_.plan;
+  require_memory(plan.memory_needs, plan.memory);
   const auto take_memory = [&] {
     device_memory_ = planned_.device->allocate(plan.steps.memory.slab_bytes(Memory::device));
     host_memory_ = std::make_shared<tiers::MemorySlab>(plan.steps.memory.slab_bytes(Memory::host), planned_.device.get());

@@ -24,9 +24,13 @@ struct PlannedRun {
   std::unique_ptr<gpu::Engine> engine;
   RunPlan plan;
 };
-/// Reads the model's description and plans. `model_directory` has config.json; by default it is model.path. Throws what make_run_plan and
-/// read_model_description throw.
-PlannedRun plan_run(const Config& config, const std::filesystem::path& model_directory = {});
+struct PlanRunOptions {
+  PlanConstraints constraints{};
+  std::filesystem::path system_root = "/";  // stands before /proc and /sys, where the machine's memory is looked up (for tests)
+  std::filesystem::path model_directory{};  // has config.json; empty = model.path
+};
+/// Reads the model's description and plans. Throws what make_run_plan and read_model_description throw.
+PlannedRun plan_run(const Config& config, const PlanRunOptions& options = {});
 
 enum class StoreMode {
   create,    // a new store; an old one with the same paths is replaced

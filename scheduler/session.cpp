@@ -38,8 +38,12 @@ class SessionStart {
     const bool marked = find_marker();
     const auto say = [this](const std::string& line) { narrate(line); };
     const auto model_copy = options_.resume ? find_model_copy(options_.run_directory) : std::nullopt;
-    PlannedRun planned = plan_run(config_, describing_directory(config_.model.path, model_copy, say));
+    PlanRunOptions planning{.system_root = options_.system_root,
+                            .model_directory = describing_directory(config_.model.path, model_copy, say)};
+    if (options_.resume) planning.constraints = constraints_of_run(options_.run_directory, config_);
+    PlannedRun planned = plan_run(config_, planning);
     const RunPlan& plan = planned.plan;
+    require_memory(plan.memory_needs, plan.memory);
     open_data(plan);
     describe_session(planned);
     session_.record = new_record();
@@ -189,7 +193,8 @@ class SessionStart {
   void write_description() {
     const std::string plan = plan_json(session_.runtime->plan(), std::nullopt) + "\n";
     write_file_atomically(options_.run_directory / "plan.json", plan.data(), plan.size());
-    const std::string configuration = now_.config + "\n";
+    // With the sizes that were left to Strata as it chose them; the session's own record has what was asked for.
+    const std::string configuration = with_absolute_paths(session_.runtime->plan().config).to_json() + "\n";
     write_file_atomically(options_.run_directory / "config.json", configuration.data(), configuration.size());
     now_.run_id = marker_.run_id;
     now_.step = session_.record.step;

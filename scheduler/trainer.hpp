@@ -26,6 +26,7 @@ struct TrainOptions {
   std::function<void(const StepReport&)> on_step;
   std::function<void(const EvaluationReport&)> on_evaluation;
   ProgressCallback on_data_progress;   // while the token files are checked at start, in bytes
+  std::filesystem::path system_root = "/";  // as PlanRunOptions::system_root
   ProgressCallback on_state_progress;  // while weights are loaded and checkpoints written
 };
 

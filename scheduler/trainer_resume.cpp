@@ -163,6 +163,22 @@ class StateFinder {
 
 }  // namespace
 
+PlanConstraints constraints_of_run(const fs::path& run_directory, const Config& config) {
+  const fs::path file = run_directory / "plan.json";
+  std::error_code error;
+  if (config.tiers.nvme.empty() || !fs::is_regular_file(file, error)) return {};
+  try {
+    const Json plan = parse_json_file(file, ErrorCode::data_corruption);
+    if (plan.value("/placement/optimizer"_json_pointer, "") != to_string(Tier::nvme)) return {};
+    if (!tiers::NvmeStore::has_commit(directories_of(config))) return {};
+    const auto elements = plan.value("/schedule/tile_elements"_json_pointer, uint64_t{0});
+    const bool whole = elements % kBlockElements == 0 && elements <= (uint64_t{1} << 32);
+    return {.state_in_store = true, .tile_elements = whole ? elements : 0};
+  } catch (const std::exception&) {
+    return {};  // a plan that is no plan binds nothing
+  }
+}
+
 StateSource find_state(const ResumeRequest& request) { return StateFinder(request).find(); }
 
 }  // namespace strata::scheduler

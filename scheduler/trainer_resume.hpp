@@ -31,6 +31,10 @@ struct ResumeRequest {
   ProgressCallback progress;      // while a checkpoint is checked; in bytes
 };
 
+/// What the plan of a run that continues in this directory keeps of the earlier one: where its state is in a store, that it stays there and
+/// in tiles of the same size, however much memory this machine has. Nothing where there is no such run; find_state says what is wrong.
+PlanConstraints constraints_of_run(const std::filesystem::path& run_directory, const Config& config);
+
 /// The store's newest commit, else the newest checkpoint that is whole, its checksums verified; a damaged one is named and passed over.
 /// Throws invalid_configuration when the state is another run's or this configuration does not continue it; data_corruption when
 /// there are checkpoints and none is whole; invalid_data when the run's state is in a store that is not there.

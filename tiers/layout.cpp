@@ -34,8 +34,10 @@ uint64_t available(const StoreDirectory& directory) {
 
 class Dealer {
  public:
-  Dealer(const StoreOptions& options, StoreLayout& layout)
-      : options_(options),
+  /// `overfill` lets extents without room go where they exceed a directory least, instead of refusing.
+  Dealer(const StoreOptions& options, StoreLayout& layout, bool overfill = false)
+      : overfill_(overfill),
+        options_(options),
         layout_(layout),
         next_state_(options.directories.size(), kBlockBytes),
         next_scratch_(options.directories.size(), 0) {}
@@ -48,6 +50,7 @@ class Dealer {
       if (taken > available(options_.directories[i]) || bytes > available(options_.directories[i]) - taken) continue;
       if (!best || load(i) < load(*best)) best = i;
     }
+    if (!best && overfill_) best = least_over(bytes);
     if (!best) refuse();
     const auto directory = static_cast<uint32_t>(*best);
     uint64_t& next = slots == 2 ? next_state_[directory] : next_scratch_[directory];
@@ -68,17 +71,30 @@ class Dealer {
       total += directory.capacity_bytes;
     }
     throw Error(ErrorCode::resource_exhausted,
-                fmt::format("the NVMe tier needs {} ({} bytes) and its directories may take {} ({} bytes) together",
-                            format_bytes(needed), needed, format_bytes(total), total),
+                fmt::format("the NVMe tier needs {} ({} bytes) and its directories may take {} ({} bytes) together{}",
+                            format_bytes(needed), needed, format_bytes(total), total,
+                            needed <= total ? ", but a section of a tile is never split between them" : ""),
                 table, "raise tiers.nvme capacity, add a directory, or keep more of the state in memory");
   }
 
  private:
+  size_t least_over(uint64_t bytes) const {
+    const auto excess = [&](size_t directory) {
+      const uint64_t taken = layout_.directory_bytes(directory) + bytes, may = available(options_.directories[directory]);
+      return taken > may ? taken - may : 0;
+    };
+    size_t best = 0;
+    for (size_t i = 1; i < options_.directories.size(); ++i)
+      if (excess(i) < excess(best)) best = i;
+    return best;
+  }
+
   double load(size_t directory) const {
     return static_cast<double>(layout_.state_file_bytes[directory] + layout_.scratch_file_bytes[directory]) /
            options_.directories[directory].weight;
   }
 
+  const bool overfill_;
   const StoreOptions& options_;
   StoreLayout& layout_;
   std::vector<uint64_t> next_state_, next_scratch_;  // per directory: where the next extent begins
@@ -92,15 +108,17 @@ uint64_t StoreLayout::bytes() const {
   return std::accumulate(scratch_file_bytes.begin(), scratch_file_bytes.end(), total);
 }
 
-StoreLayout lay_out(const StoreOptions& options, std::vector<ExtentPlace> state, std::vector<uint64_t> state_file_bytes) {
+namespace {
+
+StoreLayout deal_all(const StoreOptions& options, std::vector<ExtentPlace> state, std::vector<uint64_t> state_file_bytes, bool overfill) {
   check_options(options);
   StoreLayout layout;
   layout.state = std::move(state);
   layout.state_file_bytes = std::move(state_file_bytes);
   layout.scratch_file_bytes.resize(options.directories.size());
   layout.commit_file_bytes = commit_file_bytes(options.fingerprint, options.directories.size(), options.state);
-  Dealer dealer(options, layout);
-  for (size_t i = 0; i < options.directories.size(); ++i) {
+  Dealer dealer(options, layout, overfill);
+  for (size_t i = 0; !overfill && i < options.directories.size(); ++i) {
     if (layout.directory_bytes(i) > available(options.directories[i])) dealer.refuse();
   }
   const bool place_state = layout.state.empty();
@@ -114,9 +132,28 @@ StoreLayout lay_out(const StoreOptions& options, std::vector<ExtentPlace> state,
   return layout;
 }
 
-StoreLayout lay_out(const StoreOptions& options) {
-  // The first block of every state file is its header.
-  return lay_out(options, {}, std::vector<uint64_t>(options.directories.size(), kBlockBytes));
+/// The first block of every state file is its header.
+std::vector<uint64_t> empty_state_files(const StoreOptions& options) {
+  return std::vector<uint64_t>(options.directories.size(), kBlockBytes);
+}
+
+}  // namespace
+
+StoreLayout lay_out(const StoreOptions& options, std::vector<ExtentPlace> state, std::vector<uint64_t> state_file_bytes) {
+  return deal_all(options, std::move(state), std::move(state_file_bytes), /*overfill=*/false);
+}
+
+StoreLayout lay_out(const StoreOptions& options) { return lay_out(options, {}, empty_state_files(options)); }
+
+StoreNeeds store_needs(const StoreOptions& options) {
+  const StoreLayout layout = deal_all(options, {}, empty_state_files(options), /*overfill=*/true);
+  StoreNeeds needs;
+  for (size_t i = 0; i < options.directories.size(); ++i) {
+    needs.directories.push_back({options.directories[i].path, layout.directory_bytes(i), options.directories[i].capacity_bytes});
+    needs.missing_bytes += needs.directories.back().missing_bytes();
+  }
+  needs.bytes = layout.bytes();
+  return needs;
 }
 
 uint64_t store_bytes_needed(const StoreOptions& options) {

@@ -107,4 +107,19 @@ class NvmeStore {
 /// What create() would need, for plans and refusals.
 uint64_t store_bytes_needed(const StoreOptions& options);
 
+/// What a new store of these options takes in each directory, dealt exactly as create() deals it. An extent that no directory has room for is
+/// counted where it would be least over, so that the directories tell what is missing.
+struct StoreNeeds {
+  struct Directory {
+    std::filesystem::path path;
+    uint64_t needed_bytes = 0;
+    uint64_t capacity_bytes = 0;  // 0 = not limited
+    uint64_t missing_bytes() const { return capacity_bytes == 0 || needed_bytes <= capacity_bytes ? 0 : needed_bytes - capacity_bytes; }
+  };
+  std::vector<Directory> directories;
+  uint64_t bytes = 0;          // in all
+  uint64_t missing_bytes = 0;  // over all directories; 0 exactly where create() has room within the capacities
+};
+StoreNeeds store_needs(const StoreOptions& options);
+
 }  // namespace strata::tiers

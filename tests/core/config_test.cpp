@@ -49,12 +49,22 @@ std::string refusal(const std::string& text, const std::vector<std::string>& ove
 
 std::string refusal_of_set(const std::vector<std::string>& overrides) { return refusal(kMinimal, overrides); }
 
+TEST(Config, SizesThatAreLeftToStrataSayAutoAndComeBackAsAuto) {
+  const Config none = parse_config(R"({"model": {"path": "m"}, "data": {"train": ["t"]}})", "x");
+  EXPECT_FALSE(none.device.memory_bytes || none.tiers.host_memory_bytes || none.schedule.tile_bytes);
+  const Config given = parse_config(none.to_json(), "x", {"device.memory=1GiB", "schedule.tile=1MiB"});
+  EXPECT_EQ(given.device.memory_bytes, 1ull << 30);
+  EXPECT_EQ(given.schedule.tile_bytes, 1ull << 20);
+  const Config back = parse_config(given.to_json(), "x", {"device.memory=auto", "schedule.tile=auto"});
+  EXPECT_FALSE(back.device.memory_bytes || back.tiers.host_memory_bytes || back.schedule.tile_bytes);
+}
+
 TEST(Config, AMinimalFileHasTheDefaults) {
   const Config config = parse_config(kMinimal, "c.json");
   EXPECT_EQ(config.model.path, "m");
   EXPECT_EQ(config.data.sequence_length, 1024);
   EXPECT_EQ(config.optimizer.lr, 3e-5);
-  EXPECT_EQ(config.device.memory_bytes, 8ull << 30);
+  EXPECT_FALSE(config.device.memory_bytes);  // auto
   EXPECT_FALSE(config.placement.optimizer.has_value());
   EXPECT_FALSE(config.schedule.prefetch.has_value());
   EXPECT_EQ(config.optimizer.decay, DecayTargets::all);

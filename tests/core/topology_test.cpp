@@ -161,7 +161,39 @@ TEST(Topology, MemoryUnderCgroupVersion2TakesTheTightestAncestor) {
   const MemoryInfo info = memory_info(root.path());
   EXPECT_EQ(info.cgroup_limit_bytes, 4096000u);
   EXPECT_EQ(info.total_bytes, 4096000u);
-  EXPECT_EQ(info.available_bytes, 4096000u - 2000000u);  // clean page cache can be taken back
+  EXPECT_EQ(info.available_bytes, 4096000u - 1999995u);  // the page cache can be taken back
+}
+
+TEST(Topology, MemoryThatIsThrottledIsNotThereToBeTaken) {
+  const FakeRoot root;
+  root.write("proc/meminfo", kMeminfo);
+  root.write("proc/self/cgroup", "0::/slice/run\n");
+  root.write("proc/self/mountinfo", "30 20 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
+  root.write("sys/fs/cgroup/slice/run/memory.max", "8192000\n");
+  root.write("sys/fs/cgroup/slice/run/memory.high", "4096000\n");
+  root.write("sys/fs/cgroup/slice/run/memory.current", "96000\n");
+  const MemoryInfo info = memory_info(root.path());
+  EXPECT_EQ(info.available_bytes, 4000000u);
+  ASSERT_EQ(info.walls.size(), 3u);
+  EXPECT_EQ(info.walls[0].name, "physical memory");
+  EXPECT_EQ(info.walls[2].name, "memory.high of /sys/fs/cgroup/slice/run");
+  EXPECT_EQ(info.walls[2].free_bytes, 4000000u);
+}
+
+TEST(Topology, LimitsOfTheProcessOnAddressSpaceAndDataCount) {
+  const FakeRoot root;
+  root.write("proc/meminfo", kMeminfo);
+  root.write("proc/self/limits",
+             "Limit                     Soft Limit           Hard Limit           Units     \n"
+             "Max data size             6144000              unlimited            bytes     \n"
+             "Max stack size            8388608              unlimited            bytes     \n"
+             "Max address space         unlimited            unlimited            bytes     \n");
+  root.write("proc/self/status", "Name:\tstrata\nVmSize:\t    4000 kB\nVmData:\t    1000 kB\n");
+  EXPECT_EQ(memory_info(root.path()).available_bytes, 6144000u - 1024000u);
+  root.write("proc/self/limits", "Max address space         8192000              unlimited            bytes     \n");
+  const MemoryInfo info = memory_info(root.path());
+  EXPECT_EQ(info.available_bytes, 8192000u - 4096000u);
+  EXPECT_EQ(info.walls.back().name, "address space (ulimit -v)");
 }
 
 TEST(Topology, MemoryUnderCgroupVersion1IgnoresTheNumberThatMeansUnlimited) {
