@@ -92,7 +92,8 @@ void add_train(CLI::App& app) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "Train a model");
   command->footer("Exit status: 0 the run has done its last step, 1 failed, 2 bad usage or configuration, 3 ended after a step by SIGINT,\n"
-                  "SIGTERM or SIGHUP before its last one, with its state saved: the same command continues.");
+                  "SIGTERM or SIGHUP before its last one, with its state saved: the same command continues, 4 a device or a\n"
+                  "drive hangs and nothing could be given back: what was committed is safe.");
   command->add_option("config", arguments->config, "Configuration (JSON, comments allowed)");
   command->add_option("--set", arguments->overrides, "Override a key: dotted.key=value (repeatable)")
       ->allow_extra_args(false)->take_all();
