@@ -2,6 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
 
 namespace strata::cli {
 
@@ -14,6 +16,9 @@ void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_export(CLI::App& app);
 void add_doctor(CLI::App& app);
+
+/// --store OLD=NEW, repeatable: where a directory of a store is now that was moved. For scheduler::parse_store_moves().
+void add_store_option(CLI::App& command, std::vector<std::string>& texts);
 
 /// The command ran and its answer is "no" (something is broken); what is wrong has been printed. Exit status 1.
 struct CommandFailed {};

@@ -23,6 +23,7 @@ const std::map<std::string, std::optional<DType>> kDTypes = {
 struct ExportArguments {
   std::string checkpoint, out;
   std::string dtype = "original";
+  std::vector<std::string> stores;
   bool json = false;
 };
 
@@ -44,11 +45,13 @@ void run(const ExportArguments& arguments) {
   narrate(fmt::format("exporting {} (step {})", checkpoint.string(), info.record.step));
   const InterruptGuard interrupts;
   ProgressLine progress("export");
-  const std::vector<LeftOutFile> left_out =
-      scheduler::export_checkpoint(checkpoint, arguments.out, kDTypes.at(arguments.dtype), [&](uint64_t done, uint64_t total) {
+  const std::vector<LeftOutFile> left_out = scheduler::export_checkpoint(
+      checkpoint, arguments.out, kDTypes.at(arguments.dtype),
+      [&](uint64_t done, uint64_t total) {
         interrupts.check();
         progress.show(done, total);
-      });
+      },
+      scheduler::parse_store_moves(arguments.stores));
   for (const LeftOutFile& file : left_out) narrate(fmt::format("left out: {} ({})", printable(file.path, 200), file.reason));
   uint64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(arguments.out))
@@ -58,6 +61,11 @@ void run(const ExportArguments& arguments) {
 }
 
 }  // namespace
+
+void add_store_option(CLI::App& command, std::vector<std::string>& texts) {
+  command.add_option("--store", texts, "OLD=NEW: the NVMe directory that was OLD is NEW now (repeatable); stores are found by their identity besides")
+      ->allow_extra_args(false)->take_all();
+}
 
 void add_export(CLI::App& app) {
   auto arguments = std::make_shared<ExportArguments>();
@@ -69,6 +77,7 @@ void add_export(CLI::App& app) {
                       "Of the weights: fp32 is what training keeps; original is what each tensor had in the model it started from")
       ->check(CLI::IsMember(kDTypes))
       ->capture_default_str();
+  add_store_option(*command, arguments->stores);
   command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });
 }

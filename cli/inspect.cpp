@@ -14,10 +14,11 @@ struct InspectArguments {
   std::string path;
   std::string format;
   std::string write_meta;
+  std::vector<std::string> stores;
   bool json = false;
 };
 
-Facts inspect(const NamedPath& named, DataFormat format) {
+Facts inspect(const NamedPath& named, DataFormat format, const std::vector<scheduler::StoreMove>& moves) {
   switch (named.kind) {
     case PathKind::model_directory: return inspect_model_directory(named.path);
     case PathKind::model_config: return inspect_model_config(named.path);
@@ -25,9 +26,9 @@ Facts inspect(const NamedPath& named, DataFormat format) {
     case PathKind::safetensors_index: return inspect_safetensors_index(named.path);
     case PathKind::tokens: return inspect_tokens(named.path, format);
     case PathKind::token_meta: return inspect_token_meta(named.path);
-    case PathKind::checkpoint: return inspect_checkpoint(named.path);
+    case PathKind::checkpoint: return inspect_checkpoint(named.path, moves);
     case PathKind::checkpoints_folder: return inspect_checkpoints_folder(named.path);
-    case PathKind::run_directory: return inspect_run_directory(named.path);
+    case PathKind::run_directory: return inspect_run_directory(named.path, moves);
     case PathKind::store_directory: return inspect_store_directory(named.path);
     case PathKind::run_config: return inspect_run_config(named.path);
     case PathKind::metrics: return inspect_metrics(named.path);
@@ -52,7 +53,7 @@ void run(const InspectArguments& arguments) {
     write_token_meta(named.path, format, arguments.write_meta);
   }
   Facts facts = {{"kind", to_string(named.kind)}, {"path", named.path.string()}};
-  facts.update(inspect(named, format));
+  facts.update(inspect(named, format, scheduler::parse_store_moves(arguments.stores)));
   print_facts(facts, arguments.json);
   if (named.kind == PathKind::tokens && facts.contains("problem")) throw CommandFailed{};
 }
@@ -69,6 +70,7 @@ void add_inspect(CLI::App& app) {
       ->check(CLI::IsMember(token_formats()));
   command->add_option("--write-meta", arguments->write_meta,
                       "A model directory: check every token of the file against it and write FILE.meta.json, which says so");
+  add_store_option(*command, arguments->stores);
   command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });
 }

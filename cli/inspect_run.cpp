@@ -14,6 +14,7 @@
 #include "core/json.hpp"
 #include "core/model.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/run_store.hpp"
 #include "scheduler/simulator.hpp"
 
 namespace strata::cli {
@@ -48,11 +49,17 @@ uint64_t bytes_of(const scheduler::CheckpointManifest& manifest) {
 }
 
 /// How the store that a checkpoint refers to stands to it.
-std::string store_state(const scheduler::CheckpointManifest& manifest) {
+std::string store_state(const scheduler::CheckpointManifest& manifest, const fs::path& checkpoint,
+                        const std::vector<scheduler::StoreMove>& moves) {
   try {
-    const auto view = view_store(manifest.store_directories.front());
+    const scheduler::FoundStore found = manifest.locate_store(checkpoint, moves);
+    const auto view = view_store(found.directories.front());
     if (!view) return "there is no store any more";
-    if (view->record.generation == manifest.store_generation) return "at this generation: the checkpoint is complete";
+    if (manifest.copy) return "a copy in the checkpoint itself";
+    if (view->record.generation == manifest.store.generation)
+      return "at this generation: the checkpoint is complete" + (found.moved.empty() ? "" : "; " + found.moved);
+    if (view->record.generation < manifest.store.generation)
+      return fmt::format("behind, at generation {}: its files are older copies, or its last commits were lost", view->record.generation);
     return fmt::format("has moved on to generation {}: resume the run, which leaves a new checkpoint", view->record.generation);
   } catch (const Error& error) {
     return error.message();
@@ -73,7 +80,9 @@ Facts checkpoint_rows(const std::vector<scheduler::CheckpointInfo>& found) {
     rows.push_back({{"checkpoint", info.path.filename().string()},
                     {"step", info.record.step},
                     {"kind", name_of(info.kind)},
-                    {"bytes", bytes_of(manifest)}});
+                    {"bytes", bytes_of(manifest)},
+                    {"holds", info.kind == scheduler::CheckpointKind::files ? "files" : info.copy ? "a copy of the store" : "a reference to the store"},
+                    {"pinned", info.pinned}});
   }
   return rows;
 }
@@ -109,6 +118,7 @@ Facts store_facts(const StoreView& view) {
                  {"directories", view.table.state_file_bytes.size()},
                  {"disk_bytes", view.bytes_on_disk()},
                  {"state", section_rows(view.table.extents)}};
+  if (view.damaged) facts["damaged_record"] = view.damaged->text();
   if (view.table.extents.empty()) facts["holds"] = "scratch alone, which went with its run: no state to resume from";
   else if (view.record.generation == 0) facts["problem"] = "nothing has been committed: the run ended before its first state was whole";
   if (const auto trainer = view.trainer()) facts["trainer"] = trainer_facts(*trainer);
@@ -125,7 +135,7 @@ Facts or_null(const std::optional<double>& value) { return value ? Facts(*value)
 
 }  // namespace
 
-Facts inspect_checkpoint(const fs::path& checkpoint) {
+Facts inspect_checkpoint(const fs::path& checkpoint, const std::vector<scheduler::StoreMove>& moves) {
   const auto manifest = scheduler::CheckpointManifest::read(checkpoint);
   Facts facts = {{"checkpoint_kind", name_of(manifest.kind)},
                  {"compute", to_string(manifest.format.compute)},
@@ -142,10 +152,10 @@ Facts inspect_checkpoint(const fs::path& checkpoint) {
   }
   facts["trainer"] = trainer_facts(manifest.record);
   if (manifest.kind == scheduler::CheckpointKind::store)
-    facts["store"] = {{"directories", manifest.store_directories},
-                      {"generation", manifest.store_generation},
+    facts["store"] = {{"directories", manifest.copy ? manifest.store.relative : manifest.store.directories},
+                      {"generation", manifest.store.generation},
                       {"tile_elements", manifest.tile_elements},
-                      {"state", store_state(manifest)}};
+                      {"state", store_state(manifest, checkpoint, moves)}};
   return facts;
 }
 
@@ -205,7 +215,7 @@ Facts inspect_metrics(const fs::path& file) {
   return facts;
 }
 
-Facts inspect_run_directory(const fs::path& directory) {
+Facts inspect_run_directory(const fs::path& directory, const std::vector<scheduler::StoreMove>& moves) {
   Facts facts;
   add_leftovers(directory, facts);
   if (fs::exists(directory / "metrics.jsonl")) facts["metrics"] = inspect_metrics(directory / "metrics.jsonl");
@@ -213,15 +223,19 @@ Facts inspect_run_directory(const fs::path& directory) {
   const std::vector<std::string> partial = stray_names(directory / "checkpoints");
   if (!partial.empty()) facts["checkpoints_left_by_a_killed_process"] = partial;
   try {
-    const std::vector<fs::path> store = store_of_run(directory);
+    const scheduler::FoundStore found = store_of_run(directory, moves);
+    const std::vector<fs::path>& store = found.directories;
     if (const auto view = store.empty() ? std::nullopt : view_store(store.front())) {
       const auto trainer = view->trainer();
       facts["store"] = {{"directory", store.front().string()},
                         {"generation", view->record.generation},
                         {"step", trainer ? Facts(trainer->step) : Facts(nullptr)},
                         {"disk_bytes", view->bytes_on_disk()}};
-      std::error_code error;
-      if (trainer && !fs::equivalent(trainer->run_directory, directory, error)) facts["store"]["of_another_run"] = trainer->run_directory;
+      if (!found.moved.empty()) facts["store"]["moved"] = found.moved;
+      if (view->damaged) facts["store"]["damaged_record"] = view->damaged->text();
+      if (trainer && !is_store_of(directory, *view)) facts["store"]["of_another_run"] = trainer->run_directory;
+      else if (const std::string older = scheduler::older_than_known(directory, view->table.id, view->record.generation); !older.empty())
+        facts["store"]["problem"] = older;
     }
   } catch (const Error& error) {
     facts["problem"] = error.what();
@@ -237,10 +251,13 @@ Facts inspect_store_directory(const fs::path& directory) {
   Facts facts;
   if (const auto view = view_store(directory)) {
     facts = store_facts(*view);
-  } else if (const auto header = view_state_file(directory)) {
+  } else if (const auto header = tiers::read_state_header(directory)) {
     facts = {{"directory", header->directory + 1}, {"of_directories", header->directories}, {"file_bytes", header->file_bytes}};
-    facts["problem"] = header->directory == 0 ? "making the store was interrupted: it holds nothing, remove it"
-                                              : "the commit record is in the first directory of the store: inspect that one";
+    try {
+      tiers::NvmeStore::inspect(directory);
+    } catch (const Error& error) {
+      facts["problem"] = error.message() + ": " + error.remedy();
+    }
   } else {
     facts["problem"] = "only a lock file: a run or a store used this directory, and holds nothing here now";
   }
@@ -303,8 +320,10 @@ Facts inspect_leftover(const fs::path& path) {
     bytes = fs::file_size(path, error);
   }
   const bool checkpoint = path.string().find(scheduler::kPartialSuffix) != std::string::npos;
+  if (path.string().find(scheduler::kRemovedSuffix) != std::string::npos)
+    return {{"bytes", bytes}, {"what", "a checkpoint that was being removed: never read, and the next session of its run removes the rest"}};
   return {{"bytes", bytes},
-          {"what", checkpoint ? "a checkpoint that was not finished: never read, and the run's next checkpoint removes it"
+          {"what", checkpoint ? "a checkpoint that was not finished: never read, and the next session of its run removes it"
                               : "a file that was not finished: nothing reads it, it can be removed when no run is under way"}};
 }
 

@@ -8,6 +8,7 @@
 
 #include "cli/facts.hpp"
 #include "core/config.hpp"
+#include "scheduler/store_reference.hpp"
 
 namespace strata::cli {
 
@@ -26,9 +27,9 @@ Facts inspect_token_meta(const std::filesystem::path& file);
 /// Writes FILE.meta.json for the vocabulary and tokenizer of a model, after a check of every token. Throws Error, and writes nothing, where
 /// the tokens are not of that vocabulary.
 void write_token_meta(const std::filesystem::path& file, DataFormat format, const std::filesystem::path& model_directory);
-Facts inspect_checkpoint(const std::filesystem::path& checkpoint);
+Facts inspect_checkpoint(const std::filesystem::path& checkpoint, const std::vector<scheduler::StoreMove>& moves);
 Facts inspect_checkpoints_folder(const std::filesystem::path& folder);
-Facts inspect_run_directory(const std::filesystem::path& directory);
+Facts inspect_run_directory(const std::filesystem::path& directory, const std::vector<scheduler::StoreMove>& moves);
 Facts inspect_store_directory(const std::filesystem::path& directory);
 Facts inspect_run_config(const std::filesystem::path& file);
 Facts inspect_metrics(const std::filesystem::path& file);

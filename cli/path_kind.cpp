@@ -35,7 +35,8 @@ bool holds_weights(const fs::path& directory) {
 
 bool holds_checkpoints(const fs::path& directory) {
   return std::any_of(fs::directory_iterator(directory), fs::directory_iterator(), [](const fs::directory_entry& entry) {
-    return has(entry.path(), scheduler::kManifestName) || entry.path().extension() == scheduler::kPartialSuffix;
+    return has(entry.path(), scheduler::kManifestName) || entry.path().extension() == scheduler::kPartialSuffix ||
+           entry.path().extension() == scheduler::kRemovedSuffix;
   });
 }
 
@@ -112,7 +113,9 @@ NamedPath identify(const fs::path& path) {
                 path.string(), remedy_for(error ? error.value() : ENOENT));
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   const std::string name = path.filename().string();
-  if (is_stray_name(name.empty() ? parent.filename().string() : name)) return {PathKind::leftover, path};
+  // A checkpoint that lacks only its name is one.
+  const bool whole_checkpoint = path.extension() != scheduler::kRemovedSuffix && has(path, scheduler::kManifestName);
+  if (!whole_checkpoint && is_stray_name(name.empty() ? parent.filename().string() : name)) return {PathKind::leftover, path};
   if (fs::is_directory(status)) {
     const fs::path named = name.empty() ? parent : path;  // "run/" is "run"
     if (const auto kind = kind_of_directory(named)) return {*kind, named};

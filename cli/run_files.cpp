@@ -10,6 +10,7 @@
 #include "core/config.hpp"
 #include "core/error.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/run_store.hpp"
 #include "tiers/file.hpp"
 #include "tiers/lock.hpp"
 
@@ -18,26 +19,6 @@ namespace strata::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool same_directory(const fs::path& a, const fs::path& b) {
-  std::error_code error;
-  return fs::equivalent(a, b, error) && !error;
-}
-
-/// The lists of directories that a run's files name: its checkpoints from the newest on, then its configuration.
-std::vector<std::vector<fs::path>> lists_of_run(const fs::path& run_directory) {
-  std::vector<std::vector<fs::path>> lists;
-  for (const auto& info : scheduler::list_checkpoints(run_directory / "checkpoints", nullptr)) {
-    if (info.kind != scheduler::CheckpointKind::store) continue;
-    const auto manifest = scheduler::CheckpointManifest::read(info.path);
-    lists.emplace_back(manifest.store_directories.begin(), manifest.store_directories.end());
-  }
-  std::error_code error;
-  if (!fs::is_regular_file(run_directory / "config.json", error)) return lists;
-  auto& list = lists.emplace_back();
-  for (const auto& directory : read_config(run_directory / "config.json").tiers.nvme) list.push_back(directory.path);
-  return lists;
-}
 
 }  // namespace
 
@@ -61,38 +42,56 @@ std::optional<StoreView> view_store(const fs::path& directory) {
       tiers::open_file(handle.get(), tiers::kCommitFileName, tiers::Access::read_only, directory);
   if (!commit) return std::nullopt;
   const fs::path path = directory / tiers::kCommitFileName;
-  StoreView view{tiers::read_table(commit.get(), path), {}};
-  view.record = tiers::read_newest_record(commit.get(), view.table, path);
+  StoreView view{tiers::read_table(commit.get(), path), {}, {}};
+  view.record = tiers::read_newest_record(commit.get(), view.table, path, &view.damaged);
   return view;
 }
 
-std::optional<tiers::StateFileHeader> view_state_file(const fs::path& directory) {
-  const tiers::FileDescriptor handle = tiers::open_directory(directory);
-  const tiers::FileDescriptor state =
-      tiers::open_file(handle.get(), tiers::kStateFileName, tiers::Access::read_only, directory);
-  if (!state) return std::nullopt;
-  const fs::path path = directory / tiers::kStateFileName;
-  std::vector<std::byte> block(tiers::kBlockBytes);
-  tiers::read_exactly(state.get(), block.data(), block.size(), 0, path);
-  return tiers::decode_state_header(block.data(), path.string());
-}
-
-std::vector<fs::path> directories_of_store(const fs::path& first, const StoreView& view) {
+std::vector<fs::path> directories_of_store(const fs::path& first, const StoreView& view, const std::vector<scheduler::StoreMove>& moves) {
   const size_t count = view.table.state_file_bytes.size();
   if (count == 1) return {first};
+  // The run that trains on it knows where the others were.
+  scheduler::StoreReference reference{.id = view.table.id, .directories = std::vector<std::string>(count, first.string()), .relative = {}};
+  scheduler::StoreSearch search{.base = first, .moves = moves, .configured = {first}};
   if (const auto trainer = view.trainer()) {
-    for (std::vector<fs::path>& list : lists_of_run(trainer->run_directory))
-      if (list.size() == count && same_directory(list.front(), first)) return std::move(list);
+    try {
+      const auto known = scheduler::read_run_store(trainer->run_directory);
+      if (known && known->store.id == view.table.id) reference.directories = known->store.directories;
+    } catch (const Error&) {
+      // A damaged file of the run does not keep the store from being found beside its first directory.
+    }
   }
-  throw Error(ErrorCode::invalid_data, fmt::format("the store has {} directories, and the files of its run, which name them, are not found", count),
-              first.string(), "name all of its directories, in the order of tiers.nvme");
+  try {
+    return scheduler::find_store(reference, search).directories;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_data) throw;
+    throw Error(ErrorCode::invalid_data, fmt::format("the store has {} directories, and not all of them were found", count), error.where(),
+                "name all of its directories, or where one is now: --store OLD=NEW");
+  }
 }
 
-std::vector<fs::path> store_of_run(const fs::path& run_directory) {
+scheduler::FoundStore store_of_run(const fs::path& run_directory, const std::vector<scheduler::StoreMove>& moves) {
+  std::vector<fs::path> configured;
   std::error_code error;
-  for (std::vector<fs::path>& list : lists_of_run(run_directory))
-    if (!list.empty() && fs::is_directory(list.front(), error)) return std::move(list);
+  if (fs::is_regular_file(run_directory / "config.json", error))
+    for (const auto& directory : read_config(run_directory / "config.json").tiers.nvme) configured.push_back(directory.path);
+  if (const auto found = scheduler::find_run_store(run_directory, configured, moves)) return *found;
+  for (fs::path& path : configured)
+    for (const scheduler::StoreMove& move : moves)
+      if (fs::absolute(path).lexically_normal() == move.from) path = move.to;
+  if (!configured.empty() && fs::is_directory(configured.front(), error)) return {configured, ""};
   return {};
+}
+
+bool is_store_of(const fs::path& run_directory, const StoreView& view) {
+  if (const auto known = scheduler::read_run_store(run_directory); known && known->store.id) return known->store.id == view.table.id;
+  const auto trainer = view.trainer();
+  if (!trainer) return false;
+  std::error_code error;
+  if (fs::equivalent(trainer->run_directory, run_directory, error)) return true;
+  for (const auto& info : scheduler::list_checkpoints(run_directory / "checkpoints", nullptr))
+    if (info.record.run_directory == trainer->run_directory) return true;
+  return false;
 }
 
 std::optional<std::string> lock_holder(const fs::path& directory) {
@@ -110,7 +109,7 @@ std::optional<std::string> lock_holder(const fs::path& directory) {
 bool is_stray_name(const std::string& name) {
   const size_t temporary = name.rfind(".tmp-");  // core/file.hpp
   return (temporary != std::string::npos && name.size() == temporary + 13) || name == "strata.commit.new" ||
-         name.starts_with(".strata.scratch.") || (name.starts_with("step-") && name.ends_with(scheduler::kPartialSuffix));
+         name.starts_with(".strata.scratch.") || (name.starts_with("step-") && (name.ends_with(scheduler::kPartialSuffix) || name.ends_with(scheduler::kRemovedSuffix)));
 }
 
 std::vector<std::string> stray_names(const fs::path& directory) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "scheduler/store_reference.hpp"
 #include "scheduler/trainer_record.hpp"
 #include "tiers/format.hpp"
 
@@ -15,6 +16,7 @@ namespace strata::cli {
 struct StoreView {
   tiers::StoreTable table;
   tiers::CommitRecord record;  // the newest
+  std::optional<tiers::DamagedRecord> damaged;  // the other one
   /// What the trainer wrote into the record; absent when it is none of a trainer's.
   std::optional<scheduler::TrainerRecord> trainer() const;
   uint64_t bytes_on_disk() const;
@@ -22,16 +24,18 @@ struct StoreView {
 /// Absent when the directory has no commit file. Throws data_corruption, invalid_data or io.
 std::optional<StoreView> view_store(const std::filesystem::path& directory);
 
-/// The header of a directory's state file; absent when there is none. Throws as view_store.
-std::optional<tiers::StateFileHeader> view_state_file(const std::filesystem::path& directory);
+/// All directories of the store whose first one is given, in order, wherever they are (scheduler/store_reference.hpp). Throws invalid_data
+/// when one is not found.
+std::vector<std::filesystem::path> directories_of_store(const std::filesystem::path& first, const StoreView& view,
+                                                        const std::vector<scheduler::StoreMove>& moves);
 
-/// All directories of the store whose first one is given, in order, as the run that made it lists them. Throws invalid_data when that
-/// cannot be found out.
-std::vector<std::filesystem::path> directories_of_store(const std::filesystem::path& first, const StoreView& view);
+/// The store of a run: what its store.json or newest checkpoint names, wherever that is now, else the directories of its config.json, whose
+/// relative paths are from the current directory. No directories when the run has none or they are not there. Throws when the
+/// configuration cannot be read.
+scheduler::FoundStore store_of_run(const std::filesystem::path& run_directory, const std::vector<scheduler::StoreMove>& moves);
 
-/// The directories of a run's store, in order: what its newest checkpoint names, else its config.json, whose relative paths are from
-/// the current directory. Empty when the run has none or they are not there. Throws when the configuration cannot be read.
-std::vector<std::filesystem::path> store_of_run(const std::filesystem::path& run_directory);
+/// Whether a store holds the state of this run, wherever both were when it was written.
+bool is_store_of(const std::filesystem::path& run_directory, const StoreView& view);
 
 /// Who holds the lock of a run or store directory ("process 12 on host x"), absent when nobody does.
 std::optional<std::string> lock_holder(const std::filesystem::path& directory);

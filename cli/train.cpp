@@ -29,10 +29,12 @@ extern "C" void request_stop(int signal_number) {
 
 struct TrainArguments {
   std::string config;
-  std::vector<std::string> overrides;
+  std::vector<std::string> overrides, stores;
   std::string run_directory = "run";
   std::string resume = "auto";
   std::vector<std::string> discard, allow;
+  std::string from;
+  bool reseed = false;
   bool hash_state = false;
   bool example = false, keys = false;
 };
@@ -59,6 +61,9 @@ void run(const TrainArguments& arguments) {
   options.resume = arguments.resume == "auto";
   options.discard = arguments.discard;
   options.allow = arguments.allow;
+  options.from = arguments.from;
+  options.reseed = arguments.reseed;
+  options.store_moves = scheduler::parse_store_moves(arguments.stores);
   options.hash_state = arguments.hash_state;
   options.stop = &stop_requested;
   ProgressLine steps(""), state("state"), data("checking the data");
@@ -111,6 +116,10 @@ void add_train(CLI::App& app) {
   command->add_option("--allow", arguments->allow,
                       "Go on in spite of a change that is otherwise refused: data, data.seed, precision, ... (repeatable)")
       ->allow_extra_args(false)->take_all();
+  CLI::Option* from = command->add_option("--from", arguments->from,
+                                          "Begin a new run with the weights, moments and progress of this checkpoint (or the newest of a run)");
+  command->add_flag("--reseed", arguments->reseed, "With --from: take other data, or another data.seed, from there on")->needs(from);
+  add_store_option(*command, arguments->stores);
   command->add_flag("--state-hash", arguments->hash_state,
                     "Print a hash of all parameters and moments at the end (reads all state once)");
   command->callback([arguments] { run(*arguments); });

@@ -15,6 +15,7 @@
 #include "core/tokens.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
 #include "scheduler/model_copy.hpp"
+#include "scheduler/run_store.hpp"
 #include "tiers/store.hpp"
 
 namespace strata::cli {
@@ -29,6 +30,7 @@ constexpr uint64_t kPieceBytes = 4 << 20;
 struct VerifyArguments {
   std::vector<std::string> paths;
   std::string format;
+  std::vector<std::string> stores;
   bool newest = false;
   bool json = false;
 };
@@ -38,6 +40,7 @@ struct Findings {
   std::vector<std::string> notes;
   uint64_t files = 0;
   uint64_t bytes = 0;
+  std::vector<scheduler::StoreMove> moves;  // where stores are that were moved
 
   /// A line, or a line for each problem of an error that lists several.
   void add(const Error& error) {
@@ -168,12 +171,33 @@ void verify_store(const std::vector<fs::path>& directories, Findings& findings) 
       findings.broken.push_back(std::move(line));
     findings.files += directories.size() + 1;
     findings.bytes += bytes;
+    findings.notes.push_back(fmt::format(
+        "of the store in {} were checked: headers, table, both commit records, and all committed state; the slots that are not committed hold "
+        "nothing that is read",
+        directories.front().string()));
   });
 }
 
-/// `named`: the first directory, or all of them.
-void verify_store_directory(const std::vector<fs::path>& named, Findings& findings) {
-  if (!fs::exists(named.front() / tiers::kCommitFileName)) tiers::NvmeStore::inspect(named.front());  // says what it is, and throws
+/// The files of a store can be whole and yet older than what the run committed.
+void check_age(const fs::path& run_directory, const StoreView& view, Findings& findings) {
+  const std::string older = scheduler::older_than_known(run_directory, view.table.id, view.record.generation);
+  if (!older.empty()) findings.broken.push_back(older);
+}
+
+/// `named`: the first directory, or all of them in any order.
+void verify_store_directory(std::vector<fs::path> named, Findings& findings) {
+  for (const fs::path& path : named)
+    if (fs::exists(path / tiers::kCommitFileName)) std::swap(named.front(), *std::find(named.begin(), named.end(), path));
+  if (!fs::exists(named.front() / tiers::kCommitFileName)) {
+    try {
+      tiers::NvmeStore::inspect(named.front());
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::data_corruption) throw;  // says what it is
+      findings.add(error);
+      findings.notes.push_back(error.remedy());
+      return;
+    }
+  }
   findings.attempt([&] {
     const auto view = view_store(named.front());
     STRATA_CHECK(view, "{} had a commit file", named.front().string());
@@ -181,7 +205,8 @@ void verify_store_directory(const std::vector<fs::path>& named, Findings& findin
       findings.notes.push_back("the store has no commit yet: there is nothing to verify");
       return;
     }
-    verify_store(named.size() > 1 ? named : directories_of_store(named.front(), *view), findings);
+    verify_store(named.size() > 1 ? named : directories_of_store(named.front(), *view, findings.moves), findings);
+    if (const auto trainer = view->trainer()) check_age(trainer->run_directory, *view, findings);
   });
   for (const std::string& name : stray_names(named.front()))
     findings.notes.push_back(fmt::format("left by a killed process: {}", (named.front() / name).string()));
@@ -207,6 +232,24 @@ void verify_file(const fs::path& checkpoint, const scheduler::CheckpointManifest
   }
 }
 
+/// A file of a checkpoint has a checksum in the manifest. Returns whether it is one.
+bool verify_file_of_checkpoint(const fs::path& file, Findings& findings) {
+  const fs::path checkpoint = fs::absolute(file).lexically_normal().parent_path().parent_path();
+  if (!fs::exists(checkpoint / scheduler::kManifestName)) return false;
+  bool listed = false;
+  findings.attempt([&] {
+    const auto manifest = scheduler::CheckpointManifest::read(checkpoint);
+    for (const auto& one : manifest.files) {
+      if (checkpoint / one.path != fs::absolute(file).lexically_normal()) continue;
+      listed = true;
+      verify_file(checkpoint, one, {}, findings);
+      findings.notes.push_back(fmt::format("checked is this file alone, by the manifest of {}, which has {} more", checkpoint.string(),
+                                           manifest.files.size() - 1));
+    }
+  });
+  return listed;
+}
+
 /// A file of weights that the manifest does not list could be read in place of one that it does.
 void find_foreign_files(const fs::path& checkpoint, const scheduler::CheckpointManifest& manifest, Findings& findings) {
   std::set<std::string> listed;
@@ -214,7 +257,8 @@ void find_foreign_files(const fs::path& checkpoint, const scheduler::CheckpointM
   std::error_code error;
   for (const auto& entry : fs::recursive_directory_iterator(checkpoint, error)) {
     const fs::path path = entry.path().lexically_relative(checkpoint);
-    if (!entry.is_regular_file() || path == scheduler::kManifestName || listed.contains(path.string())) continue;
+    if (manifest.copy && *path.begin() == scheduler::kStoreFolder) continue;  // the store's own checks tell
+    if (!entry.is_regular_file() || path == scheduler::kManifestName || path == scheduler::kPinnedName || listed.contains(path.string())) continue;
     const bool read = path.extension() == ".safetensors" || path.extension() == ".json";
     (read ? findings.broken : findings.notes).push_back(fmt::format("{}: is not of this checkpoint", entry.path().string()));
   }
@@ -230,15 +274,20 @@ void verify_checkpoint(const fs::path& checkpoint, bool must_be_current, Finding
     const auto on_read = [&](uint64_t bytes) { progress.show(done += bytes, total); };
     for (const auto& file : manifest.files) verify_file(checkpoint, file, on_read, findings);
     find_foreign_files(checkpoint, manifest, findings);
+    if (checkpoint.extension() == scheduler::kPartialSuffix)
+      findings.notes.push_back(fmt::format("{}: whole but for its name, which the next session of its run gives it", checkpoint.string()));
     if (manifest.kind != scheduler::CheckpointKind::store) return;
-    const std::vector<fs::path> directories(manifest.store_directories.begin(), manifest.store_directories.end());
+    const scheduler::FoundStore found = manifest.locate_store(checkpoint, findings.moves);
+    if (!found.moved.empty()) findings.notes.push_back(found.moved);
+    const std::vector<fs::path>& directories = found.directories;
     const uint64_t generation = tiers::NvmeStore::inspect(directories.front()).generation;
-    if (generation != manifest.store_generation) {
+    if (generation != manifest.store.generation) {
       // A store that is behind its checkpoint has lost a commit.
-      const bool fault = must_be_current || generation < manifest.store_generation;
+      const bool fault = must_be_current || generation < manifest.store.generation;
       (fault ? findings.broken : findings.notes)
-          .push_back(fmt::format("{}: is generation {} of the store in {}, which is at {}", checkpoint.string(),
-                                 manifest.store_generation, directories.front().string(), generation));
+          .push_back(fmt::format("{}: is generation {} of the store in {}, which is at {}{}", checkpoint.string(), manifest.store.generation,
+                                 directories.front().string(), generation,
+                                 generation < manifest.store.generation ? ": the store lost a commit, or its files are older copies" : ""));
       if (fault) return;
     }
     if (stores_done.insert(fs::weakly_canonical(directories.front()).string()).second) verify_store(directories, findings);
@@ -263,13 +312,12 @@ void verify_run_directory(const fs::path& directory, bool newest, Findings& find
   const size_t checkpoints = verify_checkpoints(directory / "checkpoints", newest, findings, stores_done);
   findings.attempt([&] { findings.files += scheduler::find_model_copy(directory).has_value(); });
   findings.attempt([&] {
-    const std::vector<fs::path> store = store_of_run(directory);
+    const scheduler::FoundStore found = store_of_run(directory, findings.moves);
+    const std::vector<fs::path>& store = found.directories;
     const auto view = store.empty() ? std::nullopt : view_store(store.front());
-    const auto trainer = view ? view->trainer() : std::nullopt;
     // Another run may have taken the directory since, or the store may hold no state of this run (generation 0).
-    std::error_code error;
-    const bool own = trainer && fs::equivalent(trainer->run_directory, directory, error);
-    if (own && view->record.generation > 0) {
+    if (view && view->record.generation > 0 && is_store_of(directory, *view)) {
+      check_age(directory, *view, findings);
       if (stores_done.insert(fs::weakly_canonical(store.front()).string()).second) verify_store(store, findings);
     } else if (checkpoints == 0) {
       findings.broken.push_back(fmt::format("{}: the run has neither a checkpoint nor a committed store", directory.string()));
@@ -287,7 +335,9 @@ void verify(const NamedPath& named, const VerifyArguments& arguments, Findings& 
   std::set<std::string> stores_done;
   switch (named.kind) {
     case PathKind::model_directory: return verify_model_directory(named.path, findings);
-    case PathKind::safetensors: return verify_safetensors(named.path, findings);
+    case PathKind::safetensors:
+      if (verify_file_of_checkpoint(named.path, findings)) return;
+      return verify_safetensors(named.path, findings);
     case PathKind::tokens: return verify_tokens(named.path, format_of(arguments), findings);
     case PathKind::checkpoint: return verify_checkpoint(named.path, /*must_be_current=*/true, findings, stores_done);
     case PathKind::checkpoints_folder:
@@ -298,7 +348,7 @@ void verify(const NamedPath& named, const VerifyArguments& arguments, Findings& 
     case PathKind::store_directory: {
       std::vector<fs::path> directories(arguments.paths.begin(), arguments.paths.end());
       directories.front() = named.path;
-      return verify_store_directory(directories, findings);
+      return verify_store_directory(std::move(directories), findings);
     }
     case PathKind::safetensors_index: return verify_model_directory(named.path.parent_path(), findings);
     case PathKind::model_config: return findings.attempt([&] { read_model_description(named.path); });
@@ -340,6 +390,7 @@ void run(const VerifyArguments& arguments) {
     throw Error(ErrorCode::invalid_configuration, "several paths are given, but the first is not a directory of a store",
                 named.path.string(), "verify one thing at a time");
   Findings findings;
+  findings.moves = scheduler::parse_store_moves(arguments.stores);
   verify(named, arguments, findings);
   print(named, findings, arguments.json);
   if (!findings.broken.empty()) throw CommandFailed{};
@@ -352,9 +403,10 @@ void add_verify(CLI::App& app) {
   CLI::App* command = app.add_subcommand("verify", "Check every checksum; exit status 1 names what is broken");
   command->add_option("path", arguments->paths,
                       "A checkpoint, checkpoints/ folder, run directory, NVMe directory (or all directories of one store, in "
-                      "order), model directory, .safetensors file or token file")->required();
+                      "any order), model directory, .safetensors file or token file")->required();
   command->add_option("--format", arguments->format, "The format of a token file; needed for files without a header")
       ->check(CLI::IsMember(token_formats()));
+  add_store_option(*command, arguments->stores);
   command->add_flag("--newest", arguments->newest, "Of a folder or run, check the newest checkpoint alone");
   command->add_flag("--json", arguments->json, "Print JSON");
   command->callback([arguments] { run(*arguments); });

@@ -87,7 +87,7 @@ struct Config {
   ShardingStrategy sharding = ShardingStrategy::full_shard;
   struct Checkpoint {
     int64_t every = 0;  // steps; 0 = only at the end
-    int64_t keep = 2;
+    int64_t keep = 0;  // 0 = two checkpoints of files; with all state in a store, the store alone
   } checkpoint;
   struct Evaluation {
     int64_t every = 0;       // steps; 0 = at checkpoints and the end

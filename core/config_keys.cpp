@@ -417,7 +417,9 @@ std::vector<ConfigKey> make_keys() {
 
       integer("/checkpoint/every", STRATA_FIELD(checkpoint.every), 0, kMaxCount,
               "Steps between checkpoints; 0 writes one at the end only."),
-      integer("/checkpoint/keep", STRATA_FIELD(checkpoint.keep), 1, 1'000'000, "Checkpoints that are kept; older ones are removed."),
+      integer("/checkpoint/keep", STRATA_FIELD(checkpoint.keep), 0, 1'000'000,
+              "Checkpoints that are kept; older ones are removed. With all state in a store the store is one of them and each further one a copy "
+              "of it; 0 keeps the store alone then, else 2."),
 
       integer("/evaluation/every", STRATA_FIELD(evaluation.every), 0, kMaxCount,
               "Steps between evaluations, the last step always included; 0 evaluates at every checkpoint and at the end."),

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <tuple>
 
 #include "core/content_hash.hpp"
 #include "core/error.hpp"
@@ -9,6 +10,7 @@
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
 #include "scheduler/store_transfers.hpp"
+#include "tiers/format.hpp"
 
 namespace strata::scheduler {
 
@@ -30,6 +32,20 @@ void check_sizes(const fs::path& checkpoint, const CheckpointManifest& manifest)
   }
 }
 
+/// That all files of a copied store are there and as long as they should be.
+void check_copy(const fs::path& checkpoint, const CheckpointManifest& manifest) {
+  const std::vector<fs::path> directories = manifest.locate_store(checkpoint).directories;
+  if (tiers::NvmeStore::inspect(directories.front()).generation != manifest.store.generation)
+    throw Error(ErrorCode::data_corruption, "the checkpoint's copy of the store is of another generation", directories.front().string(), kTakeAnother);
+  for (const fs::path& directory : directories) {
+    std::error_code error;
+    const auto header = tiers::read_state_header(directory);
+    if (!header || fs::file_size(directory / tiers::kStateFileName, error) != header->file_bytes || error)
+      throw Error(ErrorCode::data_corruption, "the checkpoint's copy of the store is not whole", (directory / tiers::kStateFileName).string(),
+                  kTakeAnother);
+  }
+}
+
 void check_checksums(const fs::path& checkpoint, const CheckpointManifest& manifest, const ProgressCallback& progress) {
   uint64_t done = 0, total = 0;
   for (const auto& file : manifest.files) total += file.bytes;
@@ -43,6 +59,14 @@ void check_checksums(const fs::path& checkpoint, const CheckpointManifest& manif
                   (checkpoint / file.path).string(), kTakeAnother);
 }
 
+/// What is read must be what the manifest has a checksum of.
+void require_listed(const CheckpointManifest& manifest, const fs::path& checkpoint, const fs::path& file) {
+  const std::string name = file.lexically_relative(checkpoint).string();
+  const auto same = [&](const CheckpointManifest::File& listed) { return listed.path == name; };
+  if (std::none_of(manifest.files.begin(), manifest.files.end(), same))
+    throw Error(ErrorCode::data_corruption, "the checkpoint's manifest does not list this file", file.string(), kTakeAnother);
+}
+
 /// What both kinds hold: a manifest, files of the right sizes and checksums, the model's description.
 class ReaderWithManifest : public CheckpointReader {
  protected:
@@ -50,7 +74,8 @@ class ReaderWithManifest : public CheckpointReader {
       : manifest_(std::move(manifest)) {
     check_sizes(checkpoint, manifest_);
     check_checksums(checkpoint, manifest_, progress);
-    info_ = {checkpoint, manifest_.kind, manifest_.record};
+    info_ = {checkpoint, manifest_.kind, manifest_.record, is_pinned(checkpoint), manifest_.copy};
+    require_listed(manifest_, checkpoint, checkpoint / kModelFolder / "config.json");
     model_ = read_model_description(checkpoint / kModelFolder);
     layout_ = make_layout(model_);
   }
@@ -62,8 +87,13 @@ class FilesReader final : public ReaderWithManifest {
  public:
   FilesReader(const fs::path& checkpoint, CheckpointManifest manifest, const ProgressCallback& progress)
       : ReaderWithManifest(checkpoint, std::move(manifest), progress) {
-    for (Quantity quantity : kQuantities)
+    for (Quantity quantity : kQuantities) {
+      std::error_code error;
+      for (const auto& entry : fs::directory_iterator(checkpoint / folder_of(quantity), error))
+        if (entry.path().extension() == ".safetensors" || entry.path().filename() == "model.safetensors.index.json")
+          require_listed(manifest_, checkpoint, entry.path());
       weights_.push_back(std::make_unique<HfWeights>(checkpoint / folder_of(quantity), model_, layout_));
+    }
   }
 
   void read(Quantity quantity, int unit, Range range, float* out) override {
@@ -77,20 +107,28 @@ class FilesReader final : public ReaderWithManifest {
 /// Reads tiles of a store's committed state, one at a time.
 class StoreReader final : public ReaderWithManifest {
  public:
-  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest, const ProgressCallback& progress)
+  StoreReader(const fs::path& checkpoint, CheckpointManifest manifest, const ProgressCallback& progress, const std::vector<StoreMove>& moves)
       : ReaderWithManifest(checkpoint, std::move(manifest), progress) {
-    const std::vector<fs::path> directories(manifest_.store_directories.begin(), manifest_.store_directories.end());
+    const std::vector<fs::path> directories = manifest_.locate_store(checkpoint, moves).directories;
     const tiers::StoreSummary summary = tiers::NvmeStore::inspect(directories.front());
-    if (summary.generation != manifest_.store_generation)
+    if (summary.generation > manifest_.store.generation)
       throw Error(ErrorCode::invalid_data,
                   fmt::format("the store has moved on: the checkpoint is generation {}, the store is at {}",
-                              manifest_.store_generation, summary.generation),
+                              manifest_.store.generation, summary.generation),
                   directories.front().string(), "resume the run and let it end, which leaves a new checkpoint");
-    for (uint32_t extent = 0; extent < summary.state.size(); ++extent) extents_[summary.state[extent].name] = extent;
+    if (summary.generation < manifest_.store.generation)
+      throw Error(ErrorCode::data_corruption,
+                  fmt::format("the store is behind the checkpoint: that is generation {}, the store is at {}{}", manifest_.store.generation,
+                              summary.generation, summary.damaged_record.empty() ? ": its files are older copies" : "; " + summary.damaged_record),
+                  directories.front().string(), "put back the newest copy of the store's files");
+    if (manifest_.store.id && *manifest_.store.id != summary.id) disagree("the store has another id");
+    check_record(summary);
+    find_extents(summary.state);
     store_ = tiers::NvmeStore::open_read_only(directories);
   }
 
   void read(Quantity quantity, int unit, Range range, float* out) override {
+    STRATA_CHECK(range.first + range.count <= layout_.units[unit].padded_elements, "{} and {} elements", range.first, range.count);
     const auto tiles = tile_ranges({0, layout_.units[unit].padded_elements}, manifest_.tile_elements);
     for (size_t tile = range.first / manifest_.tile_elements; tile < tiles.size(); ++tile) {
       const uint64_t begin = std::max(range.first, tiles[tile].first);
@@ -103,15 +141,51 @@ class StoreReader final : public ReaderWithManifest {
   }
 
  private:
+  [[noreturn]] void disagree(const std::string& how) const {
+    throw Error(ErrorCode::data_corruption, "the checkpoint and its store do not agree: " + how, (info_.path / kManifestName).string(),
+                kTakeAnother);
+  }
+
+  /// One commit, so one record.
+  void check_record(const tiers::StoreSummary& summary) const {
+    const TrainerRecord there = TrainerRecord::from_json(summary.record, "the store's commit record");
+    const TrainerRecord& here = manifest_.record;
+    if (there.step != here.step || there.updates != here.updates || there.samples != here.samples)
+      disagree(fmt::format("it is of step {} ({} updates, {} samples), the store's record of the same generation of step {} ({}, {})",
+                           here.step, here.updates, here.samples, there.step, there.updates, there.samples));
+  }
+
+  /// The store must hold every section of every tile that the manifest speaks of, in its size, and no others: so nothing that is read
+  /// passes the end of a buffer whose size comes from the manifest.
+  void find_extents(const std::vector<tiers::ExtentSpec>& state) {
+    std::map<std::string, uint32_t> by_name;
+    for (uint32_t extent = 0; extent < state.size(); ++extent) by_name[state[extent].name] = extent;
+    size_t used = 0;
+    for (const UnitLayout& unit : layout_.units) {
+      size_t tile = 0;
+      for (uint64_t first = 0; first < unit.padded_elements; first += manifest_.tile_elements, ++tile) {
+        const uint64_t elements = std::min(manifest_.tile_elements, unit.padded_elements - first);
+        for (Section section : kSections) {
+          const uint64_t bytes = elements * manifest_.format.bytes(section);
+          if (bytes == 0) continue;
+          const std::string name = extent_name(unit.name, tile, to_string(section));
+          const auto found = by_name.find(name);
+          if (found == by_name.end()) disagree(fmt::format("the store has no \"{}\"", name));
+          if (state[found->second].bytes != bytes)
+            disagree(fmt::format("\"{}\" has {} bytes in the store, {} by the manifest", name, state[found->second].bytes, bytes));
+          extents_[{unit.name, tile, section}] = found->second;
+          ++used;
+        }
+      }
+    }
+    if (used != state.size()) disagree(fmt::format("the store has {} extents, the manifest speaks of {}", state.size(), used));
+  }
+
   SharedBytes section(int unit, size_t tile, Section which, uint64_t elements) {
     SharedBytes bytes = shared_bytes(elements * manifest_.format.bytes(which));
     if (manifest_.format.bytes(which) == 0) return bytes;
-    const std::string name = extent_name(layout_.units[unit].name, tile, to_string(which));
-    const auto found = extents_.find(name);
-    if (found == extents_.end())
-      throw Error(ErrorCode::data_corruption, fmt::format("the store has no \"{}\"", name), info_.path.string());
     StoreTransfers transfers;
-    store_->read_state(found->second, bytes.get(), transfers.add(bytes));
+    store_->read_state(extents_.at({layout_.units[unit].name, tile, which}), bytes.get(), transfers.add(bytes));
     transfers.finish();
     return bytes;
   }
@@ -133,7 +207,7 @@ class StoreReader final : public ReaderWithManifest {
     cached_key_ = key;
   }
 
-  std::map<std::string, uint32_t> extents_;
+  std::map<std::tuple<std::string, size_t, Section>, uint32_t> extents_;
   std::unique_ptr<tiers::NvmeStore> store_;
   std::vector<float> cached_;
   std::tuple<Quantity, int, size_t> cached_key_{Quantity::master, -1, 0};
@@ -141,32 +215,45 @@ class StoreReader final : public ReaderWithManifest {
 
 }  // namespace
 
-std::unique_ptr<CheckpointReader> CheckpointReader::open(const fs::path& checkpoint, const ProgressCallback& progress) {
+std::unique_ptr<CheckpointReader> CheckpointReader::open(const fs::path& checkpoint, const ProgressCallback& progress,
+                                                         const std::vector<StoreMove>& moves) {
   CheckpointManifest manifest = CheckpointManifest::read(checkpoint);
   if (manifest.kind == CheckpointKind::files) return std::make_unique<FilesReader>(checkpoint, std::move(manifest), progress);
-  return std::make_unique<StoreReader>(checkpoint, std::move(manifest), progress);
+  return std::make_unique<StoreReader>(checkpoint, std::move(manifest), progress, moves);
 }
 
 CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {
   const CheckpointManifest manifest = CheckpointManifest::read(checkpoint);
   check_sizes(checkpoint, manifest);
-  return {checkpoint, manifest.kind, manifest.record};
+  if (manifest.copy) check_copy(checkpoint, manifest);
+  return {checkpoint, manifest.kind, manifest.record, is_pinned(checkpoint), manifest.copy};
 }
 
 std::vector<CheckpointInfo> list_checkpoints(const fs::path& folder, std::vector<IgnoredCheckpoint>* ignored) {
-  std::vector<CheckpointInfo> found;
+  std::vector<CheckpointInfo> found, unnamed;
+  const auto ignore = [&](const fs::path& path, const std::string& reason, bool unfinished) {
+    if (ignored) ignored->push_back({path, reason, unfinished});
+  };
   std::error_code error;
   if (!is_named(folder) || fs::is_regular_file(folder, error)) return found;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    if (!entry.is_directory()) continue;
-    const bool unfinished = entry.path().extension() == kPartialSuffix;
+    if (!entry.is_directory(error)) continue;
+    const bool partial = entry.path().extension() == kPartialSuffix;
     try {
-      if (unfinished)
-        throw Error(ErrorCode::invalid_data, "never finished: its run ended while writing it");
-      found.push_back(read_checkpoint_info(entry.path()));
+      if (entry.path().extension() == kRemovedSuffix)
+        ignore(entry.path(), "its process ended while removing it; the next session of its run removes the rest", true);
+      else
+        (partial ? unnamed : found).push_back(read_checkpoint_info(entry.path()));
     } catch (const Error& problem) {
-      if (ignored) ignored->push_back({entry.path(), problem.message(), unfinished});
+      ignore(entry.path(), partial ? "never finished: its run ended while writing it" : problem.message(), partial);
     }
+  }
+  for (CheckpointInfo& info : unnamed) {
+    const auto same = [&](const CheckpointInfo& other) { return other.record.step == info.record.step; };
+    if (std::any_of(found.begin(), found.end(), same))
+      ignore(info.path, "replaced by another checkpoint of the same step when its process ended", true);
+    else
+      found.push_back(std::move(info));
   }
   std::sort(found.begin(), found.end(),
             [](const CheckpointInfo& a, const CheckpointInfo& b) { return a.record.step > b.record.step; });

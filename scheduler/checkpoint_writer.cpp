@@ -10,6 +10,7 @@
 #include "core/model_origin.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
+#include "scheduler/run_store.hpp"
 
 namespace strata::scheduler {
 
@@ -17,20 +18,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string checkpoint_name(int64_t step) { return fmt::format("step-{:08}", step); }
-
-void remove_tree(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) throw Error(ErrorCode::io, fmt::format("cannot remove: {}", error.message()), path.string());
-}
-
-/// Files of the checkpoint with their checksums.
+/// Files of the checkpoint with their checksums; those of a copied store have theirs themselves.
 std::vector<CheckpointManifest::File> describe_files(const fs::path& checkpoint) {
   std::vector<CheckpointManifest::File> files;
   for (const auto& entry : fs::recursive_directory_iterator(checkpoint))
     if (entry.is_regular_file())
-      files.push_back({fs::relative(entry.path(), checkpoint).string(), entry.file_size(), hash_file(entry.path())});
+      if (const fs::path relative = entry.path().lexically_relative(checkpoint); *relative.begin() != kStoreFolder)
+        files.push_back({relative.string(), entry.file_size(), hash_file(entry.path())});
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
   return files;
 }
@@ -61,10 +55,18 @@ void write_quantity(const fs::path& folder, Quantity quantity, const RunPlan& pl
 void prune(const fs::path& folder, const fs::path& newest, int64_t step, int64_t keep) {
   int64_t kept = 0;
   for (const CheckpointInfo& info : list_checkpoints(folder, nullptr)) {
-    const bool stale = info.path != newest && (info.kind == CheckpointKind::store || info.record.step > step);
-    if (!stale && ++kept <= std::max<int64_t>(keep, 1)) continue;
-    remove_tree(info.path);
+    const bool passed = info.kind == CheckpointKind::store && !info.copy;
+    if (info.path == newest) kept += !info.pinned;
+    else if (passed || (!info.pinned && (info.record.step > step || ++kept > keep))) remove_checkpoint(info.path);
   }
+}
+
+/// Puts a copy of the store's committed state into a checkpoint that is being written.
+void copy_store(tiers::NvmeStore& store, const fs::path& checkpoint, StoreReference& reference, const ProgressCallback& progress) {
+  store.copy_committed(checkpoint / kStoreFolder, progress);
+  reference.relative.clear();
+  for (size_t i = 0; i < reference.directories.size(); ++i) reference.relative.push_back(fmt::format("{}/{}", kStoreFolder, i));
+  reference.directories.clear();
 }
 
 /// A checkpoint that is being written; gone with this unless it was renamed.
@@ -85,11 +87,9 @@ class Partial {
 };
 
 fs::path write(const fs::path& folder, const RunPlan& plan, TrainingState& state, tiers::NvmeStore* store,
-               const TrainerRecord& record, int64_t keep, const ProgressCallback& progress) {
+               const TrainerRecord& record, const SaveOptions& save, const ProgressCallback& progress) {
   fs::create_directories(folder);
-  // The run's lock is held, so a partial directory is what a run that died left behind.
-  for (const auto& entry : fs::directory_iterator(folder))
-    if (entry.path().extension() == kPartialSuffix) remove_tree(entry.path());
+  settle_checkpoints(folder, {});
 
   const fs::path final_path = folder / checkpoint_name(record.step);
   const Partial partial(folder / (checkpoint_name(record.step) + kPartialSuffix));
@@ -98,9 +98,9 @@ fs::path write(const fs::path& folder, const RunPlan& plan, TrainingState& state
   manifest.format = plan.shape.format;
   if (plan.placement.all_state_in_store()) {
     manifest.kind = CheckpointKind::store;
-    for (const auto& directory : plan.config.tiers.nvme)
-      manifest.store_directories.push_back(fs::canonical(directory.path).string());
-    manifest.store_generation = store->generation();
+    manifest.store = reference_to(*store, final_path);
+    manifest.copy = save.pinned || (save.moves_on && save.keep > 1);
+    if (manifest.copy) copy_store(*store, partial.path(), manifest.store, progress);
     manifest.tile_elements = plan.shape.tile_elements;
     fs::create_directory(partial / kModelFolder);
     copy_model_files(plan.model_directory, partial / kModelFolder);
@@ -112,12 +112,12 @@ fs::path write(const fs::path& folder, const RunPlan& plan, TrainingState& state
   ModelOrigin::copy(plan.model_directory, partial / kModelFolder);
   manifest.files = describe_files(partial.path());
   const std::string text = manifest.to_json();
+  if (save.pinned || is_pinned(final_path)) pin_checkpoint(partial.path());
   write_file_atomically(partial / kManifestName, text.data(), text.size());
-  sync_directory(partial.path());
-  if (fs::exists(final_path)) remove_tree(final_path);  // the same step, saved again
-  fs::rename(partial.path(), final_path);
-  sync_directory(folder);
-  prune(folder, final_path, record.step, keep);
+  publish_checkpoint(partial.path(), final_path);
+  if (manifest.kind == CheckpointKind::store) write_run_store(folder.parent_path(), *store, record.step);
+  // When the store moves on, it is one of those that are kept.
+  prune(folder, final_path, record.step, manifest.kind == CheckpointKind::store && save.moves_on ? save.keep - 1 : save.keep);
   return final_path;
 }
 
@@ -130,13 +130,18 @@ Error not_written(ErrorCode code, int64_t step, const std::string& reason, const
 
 }  // namespace
 
-uint64_t checkpoint_bytes(const RunPlan& plan) {
+int64_t checkpoints_kept(const RunPlan& plan) {
+  if (plan.config.checkpoint.keep > 0) return plan.config.checkpoint.keep;
+  return plan.placement.all_state_in_store() ? 1 : 2;
+}
+
+uint64_t checkpoint_bytes(const RunPlan& plan, bool copy) {
   constexpr uint64_t kBlock = 4096;
   uint64_t texts = 16 * kBlock;  // the manifest, directories, and files that are both old and new while they are renamed
   const ModelFiles listed = list_model_files(plan.model_directory);
   for (const ModelFile& file : listed.files) texts += (file.bytes / kBlock + 1) * kBlock;
   texts += ModelOrigin::bytes(plan.model_directory);
-  if (plan.placement.all_state_in_store()) return texts;
+  if (plan.placement.all_state_in_store()) return texts + (copy ? tiers::store_copy_bytes(plan.store_options()) : 0);
   uint64_t tensors = 0;
   for (const UnitLayout& unit : plan.shape.layout.units) tensors += unit.tensors.size();
   constexpr uint64_t kHeaderBytes = 192;  // of a tensor: its name, dtype, shape and offsets
@@ -144,9 +149,9 @@ uint64_t checkpoint_bytes(const RunPlan& plan) {
 }
 
 fs::path write_checkpoint(const fs::path& folder, const RunPlan& plan, TrainingState& state, tiers::NvmeStore* store,
-                          const TrainerRecord& record, int64_t keep, const ProgressCallback& progress) {
+                          const TrainerRecord& record, const SaveOptions& options, const ProgressCallback& progress) {
   try {
-    return write(folder, plan, state, store, record, keep, progress);
+    return write(folder, plan, state, store, record, options, progress);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::io && error.code() != ErrorCode::resource_exhausted) throw;
     throw not_written(error.code(), record.step, error.message(), error.where());

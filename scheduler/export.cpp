@@ -71,9 +71,9 @@ class Likeness {
 }  // namespace
 
 std::vector<LeftOutFile> export_checkpoint(const fs::path& checkpoint_or_folder, const fs::path& out, std::optional<DType> dtype,
-                                           const ProgressCallback& progress) {
+                                           const ProgressCallback& progress, const std::vector<StoreMove>& moves) {
   Output output(out);
-  const std::unique_ptr<CheckpointReader> reader = CheckpointReader::open(resolve_checkpoint(checkpoint_or_folder), progress);
+  const std::unique_ptr<CheckpointReader> reader = CheckpointReader::open(resolve_checkpoint(checkpoint_or_folder), progress, moves);
   HfWriterOptions options;
   options.dtype = DType::f32;
   options.source = reader->info().path / kModelFolder;

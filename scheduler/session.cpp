@@ -6,10 +6,12 @@
 #include "core/file.hpp"
 #include "core/hf_weights.hpp"
 #include "scheduler/checkpoint.hpp"
+#include "scheduler/checkpoint_directory.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
 #include "scheduler/model_copy.hpp"
 #include "scheduler/run_losses.hpp"
 #include "scheduler/run_marker.hpp"
+#include "scheduler/run_store.hpp"
 #include "scheduler/session_changes.hpp"
 #include "scheduler/session_record.hpp"
 #include "scheduler/trainer_files.hpp"
@@ -47,7 +49,9 @@ class SessionStart {
     open_data(plan);
     describe_session(planned);
     session_.record = new_record();
-    const StateSource source = find_source(plan);
+    settle_checkpoints(checkpoints(), [this](const std::string& line) { narrate(line); });
+    StateSource source = find_source(plan);
+    if (!options_.from.empty()) begin_from(source);
     if (!source.found() || !model_copy) open_weights(plan, source);
     check_run_files(options_.run_directory, plan, {source.step, options_.resume});
     narrate(plan_table(plan, std::nullopt));
@@ -177,9 +181,31 @@ class SessionStart {
     for (const std::string& line : lines) narrate("changed since the last session: " + line);
   }
 
+  /// A new run that begins where another one's checkpoint ends.
+  void begin_from(StateSource& source) const {
+    if (source.store || source.checkpoint)
+      throw Error(ErrorCode::invalid_configuration,
+                  fmt::format("this run has state of its own, at step {}: --from begins a new run", source.step), options_.run_directory.string(),
+                  "name a new --run-dir (and directory in tiers.nvme); or leave --from out, to continue this run");
+    source.checkpoint = CheckpointReader::open(resolve_checkpoint(options_.from), options_.on_state_progress, options_.store_moves);
+    const CheckpointReader& reader = *source.checkpoint;
+    if (model_facts(reader.model()) != now_.model)
+      throw Error(ErrorCode::invalid_configuration, "the checkpoint is of another model than the configuration's",
+                  reader.info().path.string(), fmt::format("name its model in model.path: {}", reader.info().record.model_path));
+    const TrainerRecord& record = reader.info().record;
+    if (record.data_identity != session_.record.data_identity && !options_.reseed)
+      throw Error(ErrorCode::invalid_configuration,
+                  fmt::format("the checkpoint's run read its data in another order: {} (this run: {})", record.data_identity, session_.record.data_identity),
+                  reader.info().path.string(), "give the data, seed and sequence length of that run; or --reseed, to go on with others from here");
+    source.step = record.step;
+    narrate(fmt::format("a new run from {}: step {}, {} samples consumed{}", reader.info().path.string(), record.step, record.samples,
+                        options_.reseed ? "; the data order is this configuration's from here" : ""));
+  }
+
   /// Starting over was asked for: an earlier run's checkpoints and steps would be taken for this run's.
   void discard_earlier_run() const {
     std::error_code error;
+    fs::remove(options_.run_directory / kRunStoreName, error);
     if (fs::exists(checkpoints(), error)) {
       fs::remove_all(checkpoints(), error);
       if (error)
@@ -225,7 +251,10 @@ class SessionStart {
       };
     }
     runtime.state().fill(sources, heeding_stop(options_.on_state_progress));
-    if (store && runtime.plan().placement.all_state_in_store()) store->commit(record.to_json());
+    if (store && runtime.plan().placement.all_state_in_store()) {
+      store->commit(record.to_json());
+      write_run_store(options_.run_directory, *store, record.step);
+    }
     narrate(source.checkpoint ? fmt::format("resumed from {} at step {}", source.checkpoint->info().path.string(), record.step)
                               : "started from the model's weights");
   }

@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "core/file.hpp"
 #include "scheduler/checkpoint.hpp"
+#include "scheduler/run_store.hpp"
 #include "scheduler/session.hpp"
 
 namespace strata::scheduler {
@@ -42,6 +43,7 @@ class Trainer {
   TrainSummary train_steps() {
     TrainSummary summary;
     summary.resumed_from = first_step();
+    if (current_.step < config_.steps && leaves_newest_checkpoint()) save(/*moves_on=*/true);
     while (current_.step < config_.steps && !stop_requested()) {
       StepReport report = train_step();
       if (current_.step == first_step() + 1) summary.first_loss = report.loss;
@@ -53,9 +55,9 @@ class Trainer {
       if (plan().placement.all_state_in_store()) session_.metrics->sync();
       if (options_.on_step) options_.on_step(report);
       if ((due || last) && session_.eval_data) report_evaluation();
-      if (due && !last && !stop_requested()) save();
+      if (due && !last && !stop_requested()) save(/*moves_on=*/true);
       if (current_.skipped_in_a_row >= kMaxSkippedInARow) {
-        save();
+        save(/*moves_on=*/false);
         throw Error(ErrorCode::invalid_data,
                     fmt::format("{} steps in a row had a gradient that is not finite; training stopped", kMaxSkippedInARow),
                     fmt::format("step {}", current_.step), "lower optimizer.lr, check the data, or use bf16 compute");
@@ -84,7 +86,7 @@ class Trainer {
     if (current_.step == first_step() && current_.step > 0)
       for (const CheckpointInfo& info : list_checkpoints(checkpoints(), nullptr))
         if (info.record.step == current_.step && info.record.run_id == current_.run_id && is_current(info)) return info.path;
-    return save();
+    return save(/*moves_on=*/false);
   }
 
   /// A reference to a store is the run's state only while the state lies there.
@@ -92,11 +94,19 @@ class Trainer {
     return (info.kind == CheckpointKind::store) == plan().placement.all_state_in_store();
   }
 
-  std::filesystem::path save() {
+  std::filesystem::path save(bool moves_on) {
     flush();
     session_.metrics->sync();
-    return write_checkpoint(checkpoints(), plan(), runtime().state(), runtime().store(), current_, config_.checkpoint.keep,
+    return write_checkpoint(checkpoints(), plan(), runtime().state(), runtime().store(), current_,
+                            {.keep = checkpoints_kept(plan()), .moves_on = moves_on},
                             options_.on_state_progress);
+  }
+
+  /// Whether the newest checkpoint is the store as it is now, which the next step moves on from, and is to be kept.
+  bool leaves_newest_checkpoint() const {
+    if (!plan().placement.all_state_in_store() || checkpoints_kept(plan()) == 1) return false;
+    const std::vector<CheckpointInfo> found = list_checkpoints(checkpoints(), nullptr);
+    return !found.empty() && found.front().kind == CheckpointKind::store && !found.front().copy && found.front().record.step == current_.step;
   }
 
   /// Applies gradients that wait for the next forward pass.
@@ -129,7 +139,7 @@ class Trainer {
         try {
           data.sample(first_sample, tokens + row * length, labels + row * length);
         } catch (const Error&) {
-          save();  // the data are at fault, not what was trained so far
+          save(/*moves_on=*/false);  // the data are at fault, not what was trained so far
           throw;
         }
         for (int64_t i = 0; i < length; ++i) counting += labels[row * length + i] >= 0;
@@ -241,8 +251,13 @@ class Trainer {
 
 }  // namespace
 
-TrainSummary train(const TrainOptions& options) {
+TrainSummary train(const TrainOptions& given) {
   const PrivateFiles private_files;
+  TrainOptions options = given;
+  const auto narrate = [&](const std::string& line) {
+    if (options.narrate) options.narrate(line);
+  };
+  if (options.resume) follow_store(options.config, options.run_directory, options.store_moves, narrate);
   return Trainer(options, start_session(options)).run();
 }
 

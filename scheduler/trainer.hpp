@@ -9,6 +9,7 @@
 
 #include "core/config.hpp"
 #include "scheduler/metrics.hpp"
+#include "scheduler/store_reference.hpp"
 #include "scheduler/trainer_record.hpp"
 #include "scheduler/training_state.hpp"
 
@@ -20,6 +21,10 @@ struct TrainOptions {
   bool resume = true;              // continue the run directory's newest state, where there is one
   std::vector<std::string> discard;  // names of runs and stores whose saved state may be lost by not resuming (scheduler/run_losses.hpp)
   std::vector<std::string> allow;    // changes to go on with that are otherwise refused (scheduler/session_changes.hpp)
+  /// A checkpoint (or folder of them) of another run, whose weights, moments and progress a new run in `run_directory` begins with.
+  std::filesystem::path from;
+  bool reseed = false;  // with `from`: the data, its order included, may be others than the checkpoint's run had
+  std::vector<StoreMove> store_moves;  // where directories of the run's store are now that were moved
   bool hash_state = false;         // compute TrainSummary::state_hash (reads all state once)
   const std::atomic<bool>* stop = nullptr;  // set from a signal handler: end after the step under way
   std::function<void(const std::string&)> narrate;      // a line for the log

@@ -1,5 +1,6 @@
 #include "scheduler/trainer_files.hpp"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "scheduler/run_marker.hpp"
 #include "scheduler/session_record.hpp"
 #include "tiers/file.hpp"
+#include "tiers/layout.hpp"
 
 namespace strata::scheduler {
 
@@ -33,24 +35,50 @@ int64_t checkpoints_to_come(const Config& config, int64_t step) {
   return (config.steps - 1) / config.checkpoint.every - step / config.checkpoint.every + 1;
 }
 
+uint64_t device_of(fs::path path) {
+  struct stat status {};
+  path = fs::absolute(path);
+  while (stat(path.c_str(), &status) != 0 && path.has_relative_path()) path = path.parent_path();
+  return status.st_dev;
+}
+
+/// What the run's store, which is still to be made, takes of the same disk. Nothing where it alone has checkpoints that weigh anything: then
+/// making the store says what it lacks.
+uint64_t bytes_of_new_store(const RunPlan& plan, const fs::path& place) {
+  if (!plan.placement.all_state_in_store() || checkpoints_kept(plan) == 1) return 0;
+  const tiers::StoreOptions options = plan.store_options();
+  const tiers::StoreLayout layout = tiers::lay_out(options);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < options.directories.size(); ++i)
+    if (device_of(options.directories[i].path) == device_of(place))
+      bytes += layout.directory_bytes(i) - std::min(layout.directory_bytes(i), bytes_below(options.directories[i].path));
+  return bytes;
+}
+
 void check_free_space(const fs::path& run_directory, const RunPlan& plan, RunStart start) {
   std::error_code error;
   const fs::path folder = run_directory / "checkpoints";
   const fs::path place = fs::exists(folder, error) ? folder : run_directory;
   const fs::space_info space = fs::space(place, error);
   if (error) return;
-  const auto there = start.resume ? static_cast<int64_t>(list_checkpoints(folder, nullptr).size()) : 0;
-  const int64_t keep = std::max<int64_t>(plan.config.checkpoint.keep, 1);
+  const bool store = plan.placement.all_state_in_store();
+  const int64_t keep = checkpoints_kept(plan), limit = store ? keep - 1 : keep;
+  int64_t there = 0;
+  if (start.resume)
+    for (const CheckpointInfo& info : list_checkpoints(folder, nullptr)) there += !store || info.copy;
+  // Of a store, the last checkpoint is no copy, and the one that the run continues from becomes one.
+  const int64_t to_come = checkpoints_to_come(plan.config, start.step) - (store && start.step == 0);
   // An older one goes only when the newer one is whole.
-  const int64_t at_once = std::min(there + checkpoints_to_come(plan.config, start.step) - 1, keep) + 1;
-  const int64_t count = std::max<int64_t>(at_once - there, 1);
-  const uint64_t needed = static_cast<uint64_t>(count) * checkpoint_bytes(plan);
+  const int64_t at_once = std::min(there + to_come - 1, limit) + 1;
+  const int64_t count = store && (limit == 0 || to_come == 0) ? 1 : std::max<int64_t>(at_once - there, 1);
+  const uint64_t each = checkpoint_bytes(plan, store && limit > 0 && to_come > 0);
+  const uint64_t needed = static_cast<uint64_t>(count) * each + (start.step == 0 ? bytes_of_new_store(plan, place) : 0);
   const uint64_t available = space.available + (start.resume ? 0 : bytes_below(folder));
   if (needed <= available) return;
   throw Error(ErrorCode::resource_exhausted,
               fmt::format("the disk has too little room for the run's checkpoints: {} of {} at once need {} ({} bytes), free are {} "
                           "({} bytes)",
-                          count, format_bytes(checkpoint_bytes(plan)), format_bytes(needed), needed, format_bytes(available), available),
+                          count, format_bytes(each), format_bytes(needed), needed, format_bytes(available), available),
               place.string(), "free space there, lower checkpoint.keep, or choose another --run-dir");
 }
 

@@ -2,11 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "core/json.hpp"
 
 namespace strata::scheduler {
+
+namespace {
+constexpr int64_t kStepsMax = int64_t{1} << 53;
+
+int64_t whole_number(const Json& record, const char* key, int64_t max, const std::string& name) {
+  const Json& value = record.at(key);
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(max))
+    throw Error(ErrorCode::data_corruption,
+                fmt::format("the trainer record's \"{}\" is {}, not a whole number from 0 to {}", key, printable(value.dump()), max), name);
+  return value.get<int64_t>();
+}
+}  // namespace
 
 TrainerRecord TrainerRecord::with_state_of(const TrainerRecord& loaded) const {
   TrainerRecord record = loaded;
@@ -50,12 +63,14 @@ TrainerRecord TrainerRecord::from_json(const std::string& text, const std::strin
     if (version != 1 && version != 2)
       throw Error(ErrorCode::data_corruption, "trainer record of an unknown version", name);
     TrainerRecord record;
-    json.at("step").get_to(record.step);
-    json.at("updates").get_to(record.updates);
-    json.at("samples").get_to(record.samples);
+    record.step = whole_number(json, "step", kStepsMax, name);
+    record.updates = whole_number(json, "updates", record.step, name);
+    record.samples = static_cast<uint64_t>(whole_number(json, "samples", std::numeric_limits<int64_t>::max(), name));
     json.at("loss_scale").get_to(record.loss_scale);
-    json.at("good_steps").get_to(record.good_steps);
-    json.at("skipped_in_a_row").get_to(record.skipped_in_a_row);
+    if (!(record.loss_scale > 0) || record.loss_scale > std::numeric_limits<float>::max())
+      throw Error(ErrorCode::data_corruption, fmt::format("the trainer record's \"loss_scale\" is {}", record.loss_scale), name);
+    record.good_steps = whole_number(json, "good_steps", kStepsMax, name);
+    record.skipped_in_a_row = whole_number(json, "skipped_in_a_row", record.step, name);
     if (const auto last = json.find("last_step"); last != json.end()) {
       const auto number = [&](const char* key) { return last->at(key).is_null() ? std::nan("") : last->at(key).get<double>(); };
       record.last_step = {number("loss"), number("grad_norm"), number("lr"), number("loss_scale"), last->at("tokens").get<uint64_t>()};

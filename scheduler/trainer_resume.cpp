@@ -9,6 +9,7 @@
 #include "core/json.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
 #include "scheduler/metrics.hpp"
+#include "scheduler/run_store.hpp"
 
 namespace strata::scheduler {
 
@@ -60,7 +61,7 @@ class StateFinder {
         source.step = info.record.step;
       } else if (&info == &found.front()) {
         const auto manifest = CheckpointManifest::read(info.path);
-        refuse_store(info.record.step, {manifest.store_directories.begin(), manifest.store_directories.end()});
+        refuse_store(info.record.step, {manifest.store.directories.begin(), manifest.store.directories.end()});
       } else {
         broken.push_back(fmt::format("{}: its state was in a store that has moved on", info.path.string()));
       }
@@ -106,10 +107,15 @@ class StateFinder {
   /// Returns the step that the store is at.
   int64_t check_store() const {
     const std::string where = directories_.front().string();
-    const tiers::StoreSummary summary = tiers::NvmeStore::inspect(directories_.front());
-    const TrainerRecord found = TrainerRecord::from_json(summary.record, where);
-    refuse_other_run(found, summary.generation, where);
+    const tiers::StoreSummary store = tiers::NvmeStore::inspect(directories_);
+    const TrainerRecord found = TrainerRecord::from_json(store.record, where);
+    refuse_other_run(found, store.generation, where);
     request_.accept({found, /*in_store=*/true, where});
+    if (!store.damaged_record.empty())
+      request_.narrate(fmt::format("{}: continuing from generation {}, step {}{}", store.damaged_record, store.generation, found.step,
+                                   store.commit_lost ? " (a crash leaves such a record when it comes while it is written)" : ""));
+    if (const std::string older = older_than_known(request_.run_directory, store.id, store.generation); !older.empty())
+      request_.narrate(fmt::format("{}; continuing from generation {}, step {}", older, store.generation, found.step));
     if (!request_.plan.placement.all_state_in_store()) refuse_store(found.step, directories_);
     return found.step;
   }
@@ -132,7 +138,8 @@ class StateFinder {
   [[noreturn]] void refuse_store(int64_t step, const std::vector<fs::path>& directories) const {
     if (!tiers::NvmeStore::has_commit(directories))
       throw Error(ErrorCode::invalid_data, fmt::format("the run's state at step {} is in an NVMe store that is not there", step),
-                  joined(directories), "mount its drive or bring the directories back; the run's steps are nowhere else");
+                  joined(directories), "mount its drive or bring the directories back, and if they were moved, name their place: --store OLD=NEW; the run's "
+                  "newest steps are nowhere else");
     if (!same_directories(directories, directories_))
       throw Error(ErrorCode::invalid_configuration,
                   fmt::format("the run's state at step {} is in an NVMe store that this configuration does not name", step),

@@ -28,7 +28,7 @@ FileDescriptor::~FileDescriptor() {
 Error system_error(int error_number, const std::string& action, const std::filesystem::path& path) {
   const bool no_space = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
   std::string remedy = no_space ? "free space on that file system, or raise the quota or the file size limit" : remedy_for(error_number);
-  if (error_number == ELOOP) remedy = "it is a symbolic link, which the store does not follow: remove it";
+  if (error_number == ELOOP) remedy = "it is a symbolic link, which the store does not follow: put the file itself there, or choose another directory";
   const std::string reason = error_number == ENOENT ? reason_of_absence(path) : system_reason(error_number);
   return Error(no_space ? ErrorCode::resource_exhausted : ErrorCode::io, fmt::format("cannot {}: {}", action, reason), path.string(),
                remedy);

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -74,7 +75,7 @@ class Reader {
   }
   uint64_t left() const { return bytes_.size(); }
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(ErrorCode::data_corruption, what, name_, "restore the file, or start again from a checkpoint that verifies");
+    throw Error(ErrorCode::data_corruption, what, name_, "restore the file, or go back to a checkpoint that verifies (strata train --from)");
   }
 
  private:
@@ -128,6 +129,24 @@ StoreId random_store_id() {
   StoreId id;
   if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) {
     throw system_error(errno, "draw a random identity for the store", "getrandom");
+  }
+  return id;
+}
+
+std::string to_hex(const StoreId& id) {
+  std::string text;
+  for (const std::byte byte : id) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
+std::optional<StoreId> store_id_from_hex(const std::string& text) {
+  StoreId id;
+  if (text.size() != 2 * id.size()) return std::nullopt;
+  for (size_t i = 0; i < text.size(); ++i) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    const size_t digit = kDigits.find(text[i]);
+    if (digit == std::string_view::npos) return std::nullopt;
+    id[i / 2] = static_cast<std::byte>(i % 2 == 0 ? digit << 4 : std::to_integer<size_t>(id[i / 2]) | digit);
   }
   return id;
 }
@@ -300,7 +319,33 @@ std::optional<CommitRecord> decode_record(std::span<const std::byte> area, const
   return record;
 }
 
-CommitRecord read_newest_record(int commit_file, const StoreTable& table, const std::filesystem::path& path) {
+std::string DamagedRecord::text() const {
+  if (!generation)
+    return fmt::format("a commit record is damaged, that of generation {} or the older one of {}; the newest whole one is of generation {}",
+                       newest + 1, newest == 0 ? 0 : newest - 1, newest);
+  if (!may_be_newer()) return fmt::format("the older commit record, of generation {}, is damaged; the newest, of {}, is whole", *generation, newest);
+  return fmt::format("the commit record of generation {} is damaged; the newest whole one is of generation {}", *generation, newest);
+}
+
+std::optional<DamagedRecord> damage_of(std::span<const std::byte> area, const StoreTable& table, uint64_t newest) {
+  if (std::all_of(area.begin(), area.end(), [](std::byte byte) { return byte == std::byte{0}; })) return std::nullopt;
+  if (const auto record = decode_record(area, table); record && record->generation % 2 != newest % 2) return std::nullopt;
+  DamagedRecord damaged{.generation = std::nullopt, .newest = newest};
+  RecordHeader header;
+  std::memcpy(&header, area.data(), sizeof header);
+  const bool believable = header.magic == kRecordMagic && header.id == table.id && (header.generation == newest + 1 || header.generation + 1 == newest);
+  if (believable) damaged.generation = header.generation;
+  return damaged;
+}
+
+uint64_t state_seed(const StoreId& id, size_t extent) {
+  uint64_t salt = 0;
+  std::memcpy(&salt, id.data(), sizeof salt);
+  return salt ^ extent;
+}
+
+CommitRecord read_newest_record(int commit_file, const StoreTable& table, const std::filesystem::path& path,
+                                std::optional<DamagedRecord>* damaged) {
   std::optional<CommitRecord> newest;
   std::vector<std::byte> area(table.area_bytes());
   for (uint64_t index = 0; index < 2; ++index) {
@@ -312,7 +357,11 @@ CommitRecord read_newest_record(int commit_file, const StoreTable& table, const 
   }
   if (!newest) {
     throw Error(ErrorCode::data_corruption, "neither of the two commit records is whole", path.string(),
-                "the store cannot be resumed; start again from a checkpoint");
+                "restore the file; else the store cannot be read, and a checkpoint of files or a copy is what is left (strata train --from)");
+  }
+  if (damaged) {
+    read_exactly(commit_file, area.data(), area.size(), table.area_offset(newest->generation + 1), path);
+    *damaged = damage_of(area, table, newest->generation);
   }
   return std::move(*newest);
 }

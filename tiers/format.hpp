@@ -24,7 +24,6 @@ inline constexpr uint32_t kFormatVersion = 1;
 inline constexpr uint64_t kRecordBytesMax = 64 << 10;
 inline constexpr uint32_t kNoSlot = 0xffffffffu;  // the extent has never been committed
 
-using StoreId = std::array<std::byte, 16>;
 StoreId random_store_id();
 
 struct StateFileHeader {
@@ -70,7 +69,32 @@ uint64_t encode(const CommitRecord& record, const StoreId& id, std::span<std::by
 /// Absent when the area does not hold a whole record of this store.
 std::optional<CommitRecord> decode_record(std::span<const std::byte> area, const StoreTable& table);
 
-/// The newest whole record. Throws data_corruption when there is none (a new store has one, of generation 0).
-CommitRecord read_newest_record(int commit_file, const StoreTable& table, const std::filesystem::path& path);
+/// What a record area holds that has no whole record of its own. Absent when nothing was ever written there.
+struct DamagedRecord {
+  std::optional<uint64_t> generation;  // as the record's own first bytes say, where they can be right
+  uint64_t newest = 0;                 // the generation of the newest whole record
+  /// Whether a commit may have been lost with it: not when it is the one before the newest.
+  bool may_be_newer() const { return generation.value_or(newest + 1) > newest; }
+  std::string text() const;
+};
+/// Judges the area that does not hold the newest record; `area` is the one of generation newest + 1. A crash while a record is written
+/// leaves a damaged one, too: its commit never happened.
+std::optional<DamagedRecord> damage_of(std::span<const std::byte> area, const StoreTable& table, uint64_t newest);
+
+/// The newest whole record; what is damaged is told in `damaged` unless that is null. Throws data_corruption when there is no whole one (a new
+/// store has one, of generation 0).
+CommitRecord read_newest_record(int commit_file, const StoreTable& table, const std::filesystem::path& path,
+                                std::optional<DamagedRecord>* damaged = nullptr);
+
+/// The header of a directory's state file; absent when there is none. Takes no lock. Throws data_corruption, invalid_data or io.
+std::optional<StateFileHeader> read_state_header(const std::filesystem::path& directory);
+/// Whether anything but zeros was ever written behind the header of a state file.
+bool holds_state(int state_file, const std::filesystem::path& path);
+/// The positions of a store's directories in the order that it was made with, by their state files' headers, in whatever order they are
+/// listed. As listed where they are not the directories of one store.
+std::vector<size_t> store_order(const std::vector<std::filesystem::path>& directories);
+
+/// What an extent of the state mixes into its checksum, so that a block of another place or store does not pass.
+uint64_t state_seed(const StoreId& id, size_t extent);
 
 }  // namespace strata::tiers

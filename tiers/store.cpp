@@ -9,6 +9,7 @@
 
 #include "tiers/checksum.hpp"
 #include "tiers/nvme_store.hpp"
+#include "tiers/store_copy.hpp"
 #include "tiers/store_files.hpp"
 
 namespace strata::tiers {
@@ -43,15 +44,13 @@ class FileStore final : public NvmeStore {
         scratch_specs_(options.scratch),
         generation_(files_.record.generation),
         record_(files_.record.payload) {
-    uint64_t salt = 0;
-    std::memcpy(&salt, files_.table.id.data(), sizeof salt);
     const auto fill = [&](Kind kind, const std::vector<ExtentPlace>& places, const std::vector<ExtentSpec>& specs) {
       auto& extents = extents_of(kind);
       extents.resize(places.size());
       for (size_t i = 0; i < places.size(); ++i) {
         extents[i].place = places[i];
         extents[i].name = &specs[i].name;
-        extents[i].seed = salt ^ (static_cast<uint64_t>(kind) << 32 | i);
+        extents[i].seed = state_seed(files_.table.id, static_cast<uint64_t>(kind) << 32 | i);
         if (kind == Kind::state) extents[i].committed = files_.record.extents[i];
       }
     };
@@ -119,6 +118,12 @@ class FileStore final : public NvmeStore {
     }
   }
 
+  StoreId id() const override { return files_.table.id; }
+  std::vector<std::filesystem::path> directories() const override {
+    std::vector<std::filesystem::path> paths;
+    for (const auto& directory : files_.directories) paths.push_back(directory.path);
+    return paths;
+  }
   uint64_t generation() const override {
     std::lock_guard lock(mutex_);
     return generation_;
@@ -129,6 +134,18 @@ class FileStore final : public NvmeStore {
   }
 
   std::vector<std::string> verify(const std::function<void(uint64_t, uint64_t)>& progress) override;
+
+  void copy_committed(const std::filesystem::path& destination, const std::function<void(uint64_t, uint64_t)>& progress) override {
+    std::lock_guard committing(commit_mutex_);
+    CommitRecord record;
+    {
+      std::lock_guard lock(mutex_);
+      if (poison_) std::rethrow_exception(poison_);
+      record = {generation_, record_, {}};
+      for (const auto& extent : state_) record.extents.push_back(extent.committed);
+    }
+    strata::tiers::copy_committed(files_.table, record, directories(), destination, progress);
+  }
 
   uint64_t bytes_read() const override { return count(&TransferCounters::bytes_read); }
   uint64_t bytes_written() const override { return count(&TransferCounters::bytes_written); }
@@ -428,6 +445,11 @@ void FileStore::verify_headers(std::vector<std::string>& broken) {
     if (std::memcmp(expected.data(), actual->data(), expected.size()) != 0) {
       throw Error(ErrorCode::data_corruption, "the table is not the one that was written", path);
     }
+  });
+  attempt("other commit record", [&] {
+    const auto area = read_whole(0, commit_file(), files_.table.area_offset(generation_ + 1), files_.table.area_bytes());
+    if (const auto damaged = damage_of({area->data(), area->bytes()}, files_.table, generation_))
+      throw Error(ErrorCode::data_corruption, damaged->text(), path);
   });
   attempt("commit record", [&] {
     const auto area = read_whole(0, commit_file(), files_.table.area_offset(generation_), files_.table.area_bytes());

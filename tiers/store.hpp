@@ -2,6 +2,8 @@
 // once. What is committed survives a crash at any instant; what is not committed never happened.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -14,6 +16,11 @@
 #include "core/error.hpp"
 
 namespace strata::tiers {
+
+/// Drawn when a store is made, and in the header of each of its files: what tells one store from another wherever it lies.
+using StoreId = std::array<std::byte, 16>;
+std::string to_hex(const StoreId& id);
+std::optional<StoreId> store_id_from_hex(const std::string& text);
 
 /// One contiguous piece of state that is read and written whole (a section of a tile).
 struct ExtentSpec {
@@ -48,9 +55,12 @@ using IoCallback = std::function<void(std::exception_ptr error)>;
 
 /// What a store's files say without opening them for a run.
 struct StoreSummary {
+  StoreId id{};
   std::string fingerprint;
   uint64_t generation = 0;
   std::string record;  // the payload of the newest valid commit
+  std::string damaged_record;  // what is wrong with the other commit record; empty when nothing is
+  bool commit_lost = false;    // whether a commit may have been lost with it
   std::vector<ExtentSpec> state;
   uint64_t bytes_on_disk = 0;
 };
@@ -65,18 +75,19 @@ class NvmeStore {
   /// Makes the files (0600, in directories made 0700), preallocated, and takes the directory locks. Throws busy (another run's
   /// process id), resource_exhausted (needed and free bytes), io. An existing store with the same paths is replaced.
   static std::unique_ptr<NvmeStore> create(const StoreOptions& options);
-  /// Opens a store that has a commit. Throws invalid_data when the fingerprint or the extents differ (the text says how),
+  /// Opens a store that has a commit; its directories may be listed in any order. Throws invalid_data when the fingerprint or the extents differ (the text says how),
   /// data_corruption when no commit record is whole.
   static std::unique_ptr<NvmeStore> open(const StoreOptions& options);
   /// Opens for reading alone, with the extents as the files have them (inspect() lists them): read_state, verify, generation, record
   /// and the descriptions; the rest throws internal. Throws busy while a run holds it, and otherwise as open().
   static std::unique_ptr<NvmeStore> open_read_only(const std::vector<std::filesystem::path>& directories);
-  /// Whether these directories hold a store with at least one commit; takes no lock. Throws data_corruption when there was a store
-  /// and it is damaged, invalid_data when one of the directories, but not the first, holds a store: neither may be overwritten
-  /// without a decision of the user's.
+  /// Whether these directories, in any order, hold a store with at least one commit; takes no lock. Throws data_corruption when there was a
+  /// store and it is damaged or has lost its commit file, invalid_data when the directories are of several stores: none of them may be
+  /// overwritten without a decision of the user's.
   static bool has_commit(const std::vector<std::filesystem::path>& directories);
-  /// The first directory of a store; works while a run holds it.
+  /// The first directory of a store, or all of them in any order; works while a run holds it.
   static StoreSummary inspect(const std::filesystem::path& directory);
+  static StoreSummary inspect(const std::vector<std::filesystem::path>& directories);
   virtual ~NvmeStore() = default;
 
   /// The newest content: what this generation wrote, else what is committed. The checksum is verified before the callback.
@@ -92,10 +103,16 @@ class NvmeStore {
   /// Forgets every write since the last commit: reads give the committed content again.
   virtual void discard() = 0;
 
+  virtual StoreId id() const = 0;
+  virtual std::vector<std::filesystem::path> directories() const = 0;  // in the order that the store was made with
   virtual uint64_t generation() const = 0;           // commits so far, over all runs
   virtual std::string record() const = 0;            // of the newest commit; empty before the first
-  /// Reads every committed extent and verifies it; returns a line for each that is broken.
+  /// Reads every committed extent and verifies it, and both commit records; returns a line for each that is broken.
   virtual std::vector<std::string> verify(const std::function<void(uint64_t done, uint64_t total)>& progress) = 0;
+  /// Makes a store of its own of what is committed, in `destination`/0, 1, ... for each directory: it can be read, not trained on. Blocks; no
+  /// commit comes in between. Bytes are shared where the file system can, else read, checked and written. Durable when it returns; a
+  /// failure leaves a part of it. Throws data_corruption, io, resource_exhausted.
+  virtual void copy_committed(const std::filesystem::path& destination, const std::function<void(uint64_t done, uint64_t total)>& progress) = 0;
 
   virtual uint64_t bytes_read() const = 0;
   virtual uint64_t bytes_written() const = 0;
@@ -106,6 +123,8 @@ class NvmeStore {
 
 /// What create() would need, for plans and refusals.
 uint64_t store_bytes_needed(const StoreOptions& options);
+/// What copy_committed() would need where no bytes can be shared.
+uint64_t store_copy_bytes(const StoreOptions& options);
 
 /// What a new store of these options takes in each directory, dealt exactly as create() deals it. An extent that no directory has room for is
 /// counted where it would be least over, so that the directories tell what is missing.

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "core/config.hpp"
+#include "tiers/store_copy.hpp"
 
 namespace strata::tiers {
 namespace {
@@ -165,7 +166,7 @@ void finish_opening(StoreFiles& files) {
                   directory.path.string(), "list this directory first");
     }
   }
-  throw Error(ErrorCode::invalid_data, "there is no store", directories[0].path.string(), "start without resuming");
+  throw Error(ErrorCode::invalid_data, "there is no store", directories[0].path.string(), "name the directories that hold strata.state");
 }
 
 void open_files(StoreFiles& files, Access access) {
@@ -185,7 +186,7 @@ void open_files(StoreFiles& files, Access access) {
     directory.state = open_file(directory.handle.get(), kStateFileName, access, directory.path);
     if (!directory.state) {
       throw Error(ErrorCode::data_corruption, "a file of the store is missing", path.string(),
-                  "restore it, or start again from a checkpoint");
+                  "restore it, or go back to a checkpoint (strata train --from)");
     }
     std::vector<std::byte> block(kBlockBytes);
     read_exactly(directory.state.get(), block.data(), block.size(), 0, path);
@@ -200,12 +201,13 @@ void open_files(StoreFiles& files, Access access) {
     const uint64_t actual = identity_of(directory.state.get(), path).bytes;
     if (actual != expected || header.file_bytes != expected) {
       throw Error(ErrorCode::data_corruption, fmt::format("the file has {} bytes, {} were expected", actual, expected),
-                  path.string(), "restore the file, or start again from a checkpoint that verifies");
+                  path.string(), "restore the file, or go back to a checkpoint that verifies (strata train --from)");
     }
   }
   files.record = read_newest_record(directories[0].commit.get(), files.table, commit_path);
   if (files.record.generation == 0) {
-    throw Error(ErrorCode::invalid_data, "the store has no commit yet", commit_path.string(), "start without resuming");
+    throw Error(ErrorCode::invalid_data, "the store has no commit yet: it holds no state", commit_path.string(),
+                "name the directories of the run's own store");
   }
 }
 
@@ -225,7 +227,24 @@ void check_same(const StoreOptions& options, const StoreTable& table, const std:
   }
   if (difference.empty()) return;
   throw Error(ErrorCode::invalid_data, "the store was made for another model, format or layout: " + difference, path.string(),
-              "use the configuration that it was made with, another directory, or start without resuming");
+              "use the configuration that it was made with, or another directory in tiers.nvme");
+}
+
+/// A copy's extents have one slot: training on it would write over what is committed.
+void refuse_copy(const StoreTable& table, const std::filesystem::path& directory) {
+  if (is_copy(table))
+    throw Error(ErrorCode::invalid_data, "this store is a copy that a checkpoint keeps: it is read, and no run trains on it", directory.string(),
+                "name another directory in tiers.nvme; to go back to the checkpoint: strata train CONFIG --from CHECKPOINT --run-dir NEW");
+}
+
+void refuse_replacing_copy(const DirectoryFiles& first) {
+  const FileDescriptor commit = open_file(first.handle.get(), kCommitFileName, Access::read_only, first.path);
+  if (!commit) return;
+  try {
+    refuse_copy(read_table(commit.get(), first.path / kCommitFileName), first.path);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data_corruption) throw;
+  }
 }
 
 }  // namespace
@@ -245,6 +264,7 @@ StoreFiles make_store_files(const StoreOptions& options) {
     directory.lock = std::make_unique<DirectoryLock>(directory.handle.get(), directory.path, DirectoryLock::Kind::run);
   }
   refuse_used_files(files.directories);
+  refuse_replacing_copy(files.directories[0]);
   check_free_space(files.directories, needed, true);
 
   // Without its commit file the old store is gone; only then may its data go.
@@ -271,8 +291,13 @@ StoreFiles make_store_files(const StoreOptions& options) {
   return files;
 }
 
-StoreFiles open_store_files(const StoreOptions& options) {
-  if (options.directories.empty()) lay_out(options);  // says so
+StoreFiles open_store_files(const StoreOptions& listed) {
+  if (listed.directories.empty()) lay_out(listed);  // says so
+  StoreOptions options = listed;
+  std::vector<std::filesystem::path> paths;
+  for (const auto& directory : listed.directories) paths.push_back(directory.path);
+  options.directories.clear();
+  for (const size_t at : store_order(paths)) options.directories.push_back(listed.directories[at]);
   StoreFiles files;
   for (const auto& [path, capacity, weight] : options.directories) {
     auto& directory = files.directories.emplace_back();
@@ -284,6 +309,7 @@ StoreFiles open_store_files(const StoreOptions& options) {
     directory.lock = std::make_unique<DirectoryLock>(directory.handle.get(), directory.path, DirectoryLock::Kind::run);
   }
   open_files(files, Access::read_write);
+  refuse_copy(files.table, files.directories[0].path);
   check_same(options, files.table, files.directories[0].path / kCommitFileName);
   files.layout = lay_out(options, files.table.places, files.table.state_file_bytes);
   check_free_space(files.directories, files.layout.scratch_file_bytes, false);
@@ -298,10 +324,10 @@ StoreFiles open_store_files(const StoreOptions& options) {
 StoreFiles open_store_files_read_only(const std::vector<std::filesystem::path>& directories) {
   STRATA_CHECK(!directories.empty(), "no directory");
   StoreFiles files;
-  for (const auto& path : directories) {
+  for (const size_t at : store_order(directories)) {
     auto& directory = files.directories.emplace_back();
-    directory.path = path;
-    directory.handle = open_directory(path);
+    directory.path = directories[at];
+    directory.handle = open_directory(directory.path);
   }
   refuse_repeated(files.directories);
   for (auto& directory : files.directories) {

@@ -123,6 +123,16 @@ TEST(Verify, OnlyNotesACheckpointThatWasNeverFinished) {
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("note: "), HasSubstr("step-00000009.partial")));
 }
 
+TEST(Verify, ChecksAFileOfACheckpointByTheManifest) {
+  const TrainedRun trained(Optimizer::host);
+  const fs::path file = trained.checkpoint() / "momentum/model.safetensors";
+  const Outcome whole = verify(file);
+  EXPECT_EQ(whole.status, 0);
+  EXPECT_THAT(whole.out, HasSubstr("this file alone"));
+  flip_bit(file, fs::file_size(file) - 1);
+  EXPECT_THAT(broken(file), ElementsAre(HasSubstr("checksum")));
+}
+
 TEST(Verify, FailsARunWithoutAnyState) {
   const TrainedRun trained(Optimizer::host);
   fs::remove_all(trained.run() / "checkpoints");
@@ -181,15 +191,70 @@ TEST_P(VerifyStore, FindsATruncatedFileAndAMissingOne) {
   EXPECT_THAT(broken(trained_.store()), ElementsAre(HasSubstr(file.string())));
   fs::remove(file);
   EXPECT_THAT(broken(trained_.store()), ElementsAre(HasSubstr(file.string())));
-  EXPECT_THAT(broken(trained_.run()), ElementsAre(HasSubstr(file.string())));
+  EXPECT_THAT(broken(trained_.run()), AllOf(Not(IsEmpty()), ::testing::Each(HasSubstr(file.string()))));
 }
 
 TEST_P(VerifyStore, FindsALostCommit) {
   // With its newest record gone the store stands one generation before what the checkpoint says.
   flip_bit(trained_.store() / "strata.commit", table().area_offset(record().generation) + 100);
-  EXPECT_THAT(broken(trained_.store()), IsEmpty());
+  EXPECT_THAT(broken(trained_.store()), ::testing::Contains(AllOf(HasSubstr("commit record of generation"), HasSubstr("damaged"))));
   EXPECT_THAT(broken(trained_.checkpoint()), ElementsAre(HasSubstr("generation")));
   EXPECT_THAT(broken(trained_.run()), Not(IsEmpty()));
+}
+
+TEST_P(VerifyStore, FindsADamagedOlderRecordToo) {
+  flip_bit(trained_.store() / "strata.commit", table().area_offset(record().generation + 1) + 100);
+  for (const fs::path& path : {trained_.store(), trained_.run()})
+    EXPECT_THAT(broken(path), ElementsAre(AllOf(HasSubstr("older commit record"), HasSubstr("damaged")))) << path;
+}
+
+TEST_P(VerifyStore, FindsFilesThatAreOlderCopies) {
+  const fs::path second = trained_.scratch() / "nvme2", kept = trained_.scratch() / "kept";
+  fs::create_directory(kept);
+  for (const fs::path& path : {trained_.store(), second})
+    if (fs::exists(path)) fs::copy(path, kept / path.filename(), fs::copy_options::recursive);
+  ASSERT_EQ(strata({"train", trained_.scratch() / "train.json", "--run-dir", trained_.run(), "--set", "steps=6"}).status, 0);
+  for (const fs::path& path : {trained_.store(), second}) {
+    fs::remove_all(path);
+    if (fs::exists(kept / path.filename())) fs::rename(kept / path.filename(), path);
+  }
+  for (const fs::path& path : {trained_.store(), trained_.run()})
+    EXPECT_THAT(broken(path), ::testing::Contains(HasSubstr("older copies"))) << path;
+}
+
+TEST_P(VerifyStore, AsksForALostCommitFileAndAdvisesNoRemoval) {
+  fs::rename(trained_.store() / "strata.commit", trained_.scratch() / "lost");
+  const Outcome outcome = verify(trained_.store());
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("put strata.commit back"), Not(HasSubstr("remove"))));
+}
+
+TEST_P(VerifyStore, SaysWhatItChecked) {
+  for (const fs::path& path : {trained_.store(), trained_.checkpoint(), trained_.store() / "strata.state"})
+    EXPECT_THAT(verify(path).out, HasSubstr("both commit records, and all committed state")) << path;
+}
+
+TEST_P(VerifyStore, FollowsARunAndAStoreThatWereMoved) {
+  const fs::path run = trained_.scratch() / "renamed", away = trained_.scratch() / "deep/er";
+  fs::rename(trained_.run(), run);
+  for (const char* command : {"verify", "inspect"}) {
+    const Outcome outcome = strata({command, run});
+    EXPECT_EQ(outcome.status, 0) << command << outcome.out << outcome.err;
+  }
+  fs::create_directories(away.parent_path());
+  fs::rename(trained_.store(), away);
+  const Outcome lost = verify(run);
+  EXPECT_EQ(lost.status, 1);
+  EXPECT_THAT(lost.out, HasSubstr(trained_.store().string()));
+  const std::string moved = trained_.store().string() + "=" + away.string();
+  EXPECT_EQ(strata({"verify", run, "--store", moved}).status, 0);
+  EXPECT_EQ(strata({"inspect", run, "--store", moved}).status, 0);
+  EXPECT_EQ(strata({"export", run, trained_.scratch() / "out", "--store", moved}).status, 0);
+  const Outcome train = strata({"train", trained_.scratch() / "train.json", "--run-dir", run, "--set", "steps=6", "--store", moved});
+  EXPECT_EQ(train.status, 0) << train.err;
+  EXPECT_THAT(train.err, AllOf(HasSubstr("the store has moved"), HasSubstr("resumed from the store at step 4")));
+  EXPECT_THAT(broken(run, {"--store", "x=" + away.string()}), ::testing::Contains(HasSubstr("--store names a directory")));
+  EXPECT_EQ(strata({"verify", run, "--store", "nothing"}).status, 2);
 }
 
 TEST_P(VerifyStore, FindsADamagedTable) {
@@ -213,6 +278,7 @@ TEST_P(VerifyStore, TellsACheckpointThatTheStoreHasLeftBehind) {
   EXPECT_THAT(broken(trained_.run()), IsEmpty());
   // A run that was killed after a step has such a checkpoint as its newest: the store itself is its state.
   fs::remove_all(trained_.checkpoint(6));
+  fs::remove_all(trained_.checkpoint(4));
   fs::copy(trained_.scratch() / "kept", trained_.checkpoint(4), fs::copy_options::recursive);
   const Outcome outcome = verify(trained_.run());
   EXPECT_EQ(outcome.status, 0);
@@ -220,17 +286,21 @@ TEST_P(VerifyStore, TellsACheckpointThatTheStoreHasLeftBehind) {
   EXPECT_GE(verify(trained_.run(), {"--json"}).json().at("bytes_verified"), 18528 * 12);
 }
 
-TEST(VerifyStripedStore, TakesItsDirectoriesInOrder) {
+TEST(VerifyStripedStore, TakesItsDirectoriesInAnyOrder) {
   const TrainedRun trained(Optimizer::two_nvme);
   const std::string first = trained.store(), second = trained.scratch() / "nvme2";
   EXPECT_EQ(strata({"verify", first, second}).status, 0);
-  EXPECT_EQ(strata({"verify", second, first}).status, 1);
+  EXPECT_EQ(strata({"verify", second, first}).status, 0);
   EXPECT_EQ(strata({"verify", second}).status, 1);
   fs::remove_all(trained.run());  // which knew the second directory
+  EXPECT_EQ(strata({"verify", first}).status, 0);  // but it lies beside the first
+  const fs::path away = trained.scratch() / "far/away";
+  fs::create_directories(away.parent_path());
+  fs::rename(second, away);
   const Outcome alone = strata({"verify", first});
   EXPECT_EQ(alone.status, 1);
   EXPECT_THAT(alone.out, HasSubstr("2 directories"));
-  EXPECT_EQ(strata({"verify", first, second}).status, 0);
+  EXPECT_EQ(strata({"verify", first, away}).status, 0);
 }
 
 TEST(VerifyModel, NamesEveryProblem) {

@@ -163,7 +163,7 @@ TEST(Config, EachKindOfWrongValueIsRefused) {
       {"placement.optimizer=nvem", "did you mean \"nvme\"?"},
       {"schedule.prefetch=-1", "/schedule/prefetch"},
       {"schedule.tile=4KiB", "/schedule/tile: must be from 64 KiB"},
-      {"checkpoint.keep=0", "/checkpoint/keep"},
+      {"checkpoint.keep=-1", "/checkpoint/keep"},
       {"evaluation.every=-1", "/evaluation/every: must be an integer from 0"},
       {"evaluation.samples=1.5", "/evaluation/samples: must be an integer from 0"},
       {"evaluation.keep_best=yes", "/evaluation/keep_best: must be true or false"},
@@ -233,12 +233,12 @@ TEST(Config, AProblemOfAnOptionNamesTheOption) {
   EXPECT_EQ(error_of({"optimiser.lr=1"}).where(), "--set optimiser.lr=1") << "a section that the option made";
   EXPECT_EQ(error_of({"steps"}).where(), "--set steps");
   try {
-    parse_config(R"({"model": {"path": "m"}, "data": {"train": ["t"]}, "stepz": 1})", "c.json", {"checkpoint.keep=0"});
+    parse_config(R"({"model": {"path": "m"}, "data": {"train": ["t"]}, "stepz": 1})", "c.json", {"checkpoint.keep=-1"});
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.where(), "c.json");
     EXPECT_THAT(error.remedy(), HasSubstr("--set"));
-    EXPECT_THAT(error.message(), AllOf(HasSubstr("\n  - /stepz: unknown"), HasSubstr("\n  - --set checkpoint.keep=0: /checkpoint/keep")));
+    EXPECT_THAT(error.message(), AllOf(HasSubstr("\n  - /stepz: unknown"), HasSubstr("\n  - --set checkpoint.keep=-1: /checkpoint/keep")));
   }
 }
 

@@ -107,7 +107,8 @@ TEST_F(Resume, WithNoWholeCheckpointTheRunIsRefusedAndKeepsItsFiles) {
 
 TEST_F(Resume, AStoreThatIsNotThereIsNotStartedOver) {
   config_.placement = {Tier::nvme, Tier::nvme, Tier::nvme, ActivationPolicy::recompute};
-  const fs::path store = directory_ / "nvme", away = directory_ / "away";
+  const fs::path store = directory_ / "nvme", away = directory_ / "far/away";
+  fs::create_directory(away.parent_path());  // not beside the run or the store, where it would be found
   train_to(4);
   const std::string metrics = read_file(run() / "metrics.jsonl");
   for (const bool checkpoint_kept : {true, false}) {
@@ -173,6 +174,122 @@ TEST_F(Resume, WhatChangedSinceTheLastSessionIsTold) {
   EXPECT_THAT(log_, AllOf(HasSubstr("changed since the last session: steps 2 -> 4"), Not(HasSubstr("optimizer.lr"))));
   EXPECT_THAT(refusal(3), HasSubstr("accepted"));
   EXPECT_THAT(log_, HasSubstr("the run is at step 4 and `steps` is 3"));
+}
+
+/// Everything in the store.
+constexpr auto kAllInStore = [](Config& config) { config.placement = {Tier::nvme, Tier::nvme, Tier::nvme, ActivationPolicy::recompute}; };
+
+TEST_F(Resume, AStoreThatWasMovedIsFoundByItsIdentityThoughAnotherRunsLiesInItsPlace) {
+  kAllInStore(config_);
+  const std::string whole = train_to(4).state_hash;
+  fs::remove_all(run());
+  fs::remove_all(directory_ / "nvme");
+  train_to(2);
+  fs::rename(directory_ / "nvme", directory_ / "elsewhere");
+  Config other = config_;
+  run_training(other, directory_ / "other");  // makes its store at the old path
+  const std::string others = read_file(directory_ / "nvme/strata.commit");
+  const TrainSummary again = train_to(4);
+  EXPECT_EQ(again.resumed_from, 2);
+  EXPECT_EQ(again.state_hash, whole);
+  EXPECT_THAT(log_, AllOf(HasSubstr("has moved"), HasSubstr((directory_ / "nvme").string()), HasSubstr((directory_ / "elsewhere").string())));
+  EXPECT_EQ(read_file(directory_ / "nvme/strata.commit"), others);
+}
+
+TEST_F(Resume, ARunThatWasMovedWithItsStoreContinuesAndIsExported) {
+  kAllInStore(config_);
+  config_.tiers.nvme = {{run() / "nvme-a", 1ull << 30}, {run() / "nvme-b", 1ull << 30}};
+  train_to(2);
+  fs::rename(run(), directory_ / "renamed");
+  export_checkpoint(directory_ / "renamed", directory_ / "out", {});
+  fs::rename(directory_ / "renamed", run());
+  fs::rename(run() / "nvme-a", run() / "nvme-c");
+  std::swap(config_.tiers.nvme[0], config_.tiers.nvme[1]);
+  config_.tiers.nvme[1].path = run() / "nvme-c";
+  EXPECT_EQ(train_to(4).resumed_from, 2);  // in whatever order its directories are listed
+}
+
+TEST_F(Resume, KeepsOlderGenerationsOfAStoreAsCopies) {
+  kAllInStore(config_);
+  config_.checkpoint = {.every = 1, .keep = 3};
+  train_to(2);
+  export_checkpoint(checkpoint(2), directory_ / "whole-2", {});
+  EXPECT_TRUE(read_checkpoint_info(checkpoint(1)).copy);
+  EXPECT_FALSE(read_checkpoint_info(checkpoint(2)).copy);
+  train_to(4);
+  EXPECT_FALSE(fs::exists(checkpoint(1)));
+  for (const int step : {2, 3}) EXPECT_TRUE(read_checkpoint_info(checkpoint(step)).copy) << step;
+  EXPECT_FALSE(read_checkpoint_info(checkpoint(4)).copy);
+  fs::rename(directory_ / "nvme", directory_ / "away");  // the copies do not need it
+  export_checkpoint(checkpoint(2), directory_ / "copied-2", {});
+  EXPECT_EQ(read_file(directory_ / "copied-2/model.safetensors"), read_file(directory_ / "whole-2/model.safetensors"));
+  // A copy has one slot for its state: no run may train on it.
+  config_.tiers.nvme = {{checkpoint(2) / "store/0", 1ull << 30}};
+  EXPECT_THAT(refusal(6), Not(HasSubstr("accepted")));
+  EXPECT_EQ(read_checkpoint_info(checkpoint(2)).record.step, 2);
+}
+
+TEST_F(Resume, ANewRunFromAnOlderCheckpointEndsInTheSameBits) {
+  for (const bool store : {false, true}) {
+    if (store) kAllInStore(config_);
+    config_.checkpoint = {.every = 2, .keep = 2};
+    config_.tiers.nvme = {{directory_ / "nvme", 1ull << 30}};
+    const fs::path first = run();
+    const std::string whole = train_to(4).state_hash;
+    TrainOptions options;
+    options.config = config_;
+    options.config.tiers.nvme = {{directory_ / (store ? "nvme-new" : "none"), 1ull << 30}};
+    options.run_directory = directory_ / "back";
+    options.from = checkpoint(2);
+    options.hash_state = true;
+    const TrainSummary again = train(options);
+    EXPECT_EQ(again.resumed_from, 2);
+    EXPECT_EQ(again.state_hash, whole);
+    EXPECT_THROW(train(options), Error);  // it is a run of its own now
+    fs::remove_all(options.run_directory);
+    fs::remove_all(directory_ / "nvme-new");
+    options.config.data.seed += 1;
+    EXPECT_THROW(train(options), Error);
+    options.reseed = true;
+    EXPECT_NE(train(options).state_hash, whole);
+    for (const char* name : {"back", "nvme-new", "nvme", "run"}) fs::remove_all(directory_ / name);
+  }
+}
+
+class ResumeStore : public Resume {
+ protected:
+  ResumeStore() { kAllInStore(config_); }
+  fs::path commit_file() const { return directory_ / "nvme/strata.commit"; }
+};
+
+TEST_F(ResumeStore, ADamagedNewestRecordIsToldWhereTrainingGoesBack) {
+  train_to(4);
+  const std::string whole = read_file(commit_file());
+  // Four steps and the first commit: generation 5, whose record is the second of the two areas at the file's end.
+  flip_bit(commit_file(), whole.rfind("STRATARC") + 70);
+  EXPECT_EQ(train_to(5).resumed_from, 3);
+  EXPECT_THAT(log_, AllOf(HasSubstr("record of generation 5 is damaged"), HasSubstr("continuing from generation 4, step 3")));
+}
+
+TEST_F(ResumeStore, OlderCopiesOfItsFilesAreTold) {
+  train_to(2);
+  fs::copy(directory_ / "nvme", directory_ / "backup", fs::copy_options::recursive);
+  train_to(4);
+  fs::remove_all(directory_ / "nvme");
+  fs::rename(directory_ / "backup", directory_ / "nvme");
+  EXPECT_EQ(train_to(5).resumed_from, 2);
+  EXPECT_THAT(log_, AllOf(HasSubstr("older copies"), HasSubstr("of step 4"), HasSubstr("step 2")));
+}
+
+TEST_F(ResumeStore, ALostCommitFileIsAskedForAndTheStateIsLeft) {
+  train_to(2);
+  fs::rename(commit_file(), directory_ / "lost");
+  const std::string state = read_file(directory_ / "nvme/strata.state");
+  const std::string text = refusal(4);
+  EXPECT_THAT(text, AllOf(HasSubstr("put strata.commit back"), Not(HasSubstr("remove"))));
+  EXPECT_EQ(read_file(directory_ / "nvme/strata.state"), state);
+  fs::rename(directory_ / "lost", commit_file());
+  EXPECT_EQ(train_to(4).resumed_from, 2);
 }
 
 TEST_F(Resume, ARunInMemoryThatSavedNothingStartsOverAndSaysSo) {

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/support/files.hpp"
 #include "tests/support/scratch_directory.hpp"
 #include "tests/tiers/faulty_io_engine.hpp"
 #include "tests/tiers/simulated_drive.hpp"
@@ -15,7 +16,8 @@ namespace strata::tiers {
 namespace {
 
 using testing::pattern;
-using ::testing::IsEmpty;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr uint64_t kGenerations = 3;
 
@@ -74,7 +76,8 @@ struct Scenario {
     for (uint32_t i = 0; i < options.state.size(); ++i) {
       EXPECT_TRUE(testing::read(*store, i, options.state[i].bytes) == content(i, generation)) << "extent " << i;
     }
-    EXPECT_THAT(store->verify({}), IsEmpty());
+    // A record that was being written is torn: that is told, and it is all.
+    for (const std::string& line : store->verify({})) EXPECT_THAT(line, AllOf(HasSubstr("commit record"), HasSubstr("is damaged")));
     return generation;
   }
 
@@ -196,10 +199,7 @@ TEST(StoreKill, AProcessThatDiesAtAnyRequestLeavesExactlyACommit) {
 TEST(StoreKill, AnInterruptedCreationIsNoStoreAndIsReplaced) {
   const ScratchDirectory directory;
   const Scenario scenario(directory.path(), 2);
-  {
-    const auto store = NvmeStore::create(scenario.options);
-    scenario.run(*store, [](uint64_t) {});
-  }
+  NvmeStore::create(scenario.options);
   // As if the process had died before the commit file got its name.
   const auto first = scenario.options.directories[0].path;
   std::filesystem::rename(first / "strata.commit", first / "strata.commit.new");
@@ -211,6 +211,52 @@ TEST(StoreKill, AnInterruptedCreationIsNoStoreAndIsReplaced) {
     scenario.run(*store, [](uint64_t) {});
   }
   EXPECT_EQ(scenario.examine(), kGenerations);
+}
+
+TEST(StoreKill, ALostCommitFileIsNoInterruptedCreation) {
+  const ScratchDirectory directory;
+  const Scenario scenario(directory.path(), 2);
+  scenario.run(*NvmeStore::create(scenario.options), [](uint64_t) {});
+  const auto first = scenario.options.directories[0].path;
+  std::filesystem::rename(first / "strata.commit", first / "strata.commit.new");
+  EXPECT_EQ(testing::error_of([&] { scenario.examine(); }).code(), ErrorCode::data_corruption);
+  EXPECT_EQ(testing::error_of([&] { NvmeStore::inspect(first); }).code(), ErrorCode::data_corruption);
+}
+
+TEST(StoreCopy, HoldsWhatWasCommittedAndIsOnlyRead) {
+  const ScratchDirectory directory;
+  Scenario scenario(directory.path(), 3);
+  const std::vector<std::filesystem::path> copies = {directory.path() / "copy/2", directory.path() / "copy/0", directory.path() / "copy/1"};
+  {
+    const auto store = NvmeStore::create(scenario.options);
+    scenario.run(*store, [](uint64_t) {});
+    testing::write(*store, 1, pattern(4096, 999));  // not committed
+    store->copy_committed(directory.path() / "copy", {});
+  }
+  auto copy = NvmeStore::open_read_only(copies);
+  EXPECT_EQ(copy->generation(), kGenerations);
+  EXPECT_EQ(copy->record(), Scenario::record(kGenerations));
+  EXPECT_THAT(copy->verify({}), ::testing::IsEmpty());
+  for (uint32_t i = 0; i < scenario.options.state.size(); ++i)
+    EXPECT_TRUE(testing::read(*copy, i, scenario.options.state[i].bytes) == scenario.content(i, kGenerations)) << i;
+  uint64_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path() / "copy"))
+    if (entry.is_regular_file()) bytes += entry.file_size();
+  EXPECT_LE(bytes, store_copy_bytes(scenario.options));
+  copy.reset();
+  for (auto& path : scenario.options.directories) path.path = directory.path() / "copy" / path.path.filename().string().substr(1);
+  EXPECT_THAT(testing::error_of([&] { NvmeStore::open(scenario.options); }).message(), HasSubstr("a copy"));
+  EXPECT_THAT(testing::error_of([&] { NvmeStore::create(scenario.options); }).message(), HasSubstr("copy"));
+}
+
+TEST(StoreCopy, OfStateThatTheDriveHasChangedIsRefused) {
+  const ScratchDirectory directory("/dev/shm");  // which cannot share bytes between files: they are read and checked
+  const Scenario scenario(directory.path(), 1);
+  const auto store = NvmeStore::create(scenario.options);
+  scenario.run(*store, [](uint64_t) {});
+  const auto file = scenario.options.directories[0].path / "strata.state";
+  for (uint64_t offset = 4096; offset < std::filesystem::file_size(file); offset += 4096) flip_bit(file, offset);
+  EXPECT_EQ(testing::error_of([&] { store->copy_committed(directory.path() / "copy", {}); }).code(), ErrorCode::data_corruption);
 }
 
 TEST(StoreFailure, WhicheverRequestFailsTheStoreEndsWithACommitAndGoesOn) {
