@@ -116,8 +116,8 @@ bool is_of_an_unmarked_run(const fs::path& path, const std::vector<std::string>&
 }  // namespace
 
 bool is_run_file_name(const std::string& name) {
-  constexpr std::array kNames = {"run.json", "session.json", "config.json", "plan.json", "metrics.jsonl", "trace.json", "checkpoints",
-                                 "strata.lock"};
+  constexpr std::array kNames = {"run.json", "session.json", "store.json", "config.json", "plan.json",
+                                 "metrics.jsonl", "trace.json", "checkpoints", "strata.lock"};
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 

@@ -193,7 +193,8 @@ class SessionStart {
       throw Error(ErrorCode::invalid_configuration, "the checkpoint is of another model than the configuration's",
                   reader.info().path.string(), fmt::format("name its model in model.path: {}", reader.info().record.model_path));
     const TrainerRecord& record = reader.info().record;
-    if (record.data_identity != session_.record.data_identity && !options_.reseed)
+    const bool same_order = record.data_identity == session_.record.data_identity || record.data_identity == named_data_identity(config_);
+    if (!same_order && !options_.reseed)
       throw Error(ErrorCode::invalid_configuration,
                   fmt::format("the checkpoint's run read its data in another order: {} (this run: {})", record.data_identity, session_.record.data_identity),
                   reader.info().path.string(), "give the data, seed and sequence length of that run; or --reseed, to go on with others from here");

@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "scheduler/checkpoint.hpp"
 #include "scheduler/run_marker.hpp"
+#include "scheduler/run_store.hpp"
 #include "scheduler/session_record.hpp"
 #include "tiers/file.hpp"
 #include "tiers/layout.hpp"
@@ -86,7 +87,7 @@ void check_free_space(const fs::path& run_directory, const RunPlan& plan, RunSta
 
 void check_run_names(const fs::path& run_directory) {
   const tiers::FileDescriptor directory = tiers::open_directory(run_directory);
-  for (const char* name : {kMarkerName, kSessionName, "config.json", "plan.json", "metrics.jsonl", "trace.json"}) {
+  for (const char* name : {kMarkerName, kSessionName, kRunStoreName, "config.json", "plan.json", "metrics.jsonl", "trace.json"}) {
     try {
       tiers::open_file(directory.get(), name, tiers::Access::read_write, run_directory);
     } catch (const Error& error) {
