@@ -15,6 +15,7 @@ void add_init(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_export(CLI::App& app);
+void add_eval(CLI::App& app);
 void add_doctor(CLI::App& app);
 
 /// --store OLD=NEW, repeatable: where a directory of a store is now that was moved. For scheduler::parse_store_moves().

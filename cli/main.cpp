@@ -76,6 +76,7 @@ int run(int argc, char** argv) {
   strata::cli::add_inspect(app);
   strata::cli::add_verify(app);
   strata::cli::add_export(app);
+  strata::cli::add_eval(app);
   strata::cli::add_doctor(app);
   try {
     if (argc > 1) refuse_unknown_command(app, argv[1]);

@@ -58,7 +58,7 @@ std::optional<PathKind> kind_of_directory(const fs::path& path) {
 
 /// By what its object holds.
 std::optional<PathKind> kind_of_json(const fs::path& path) {
-  const Json json = parse_json_file(path, ErrorCode::invalid_data, {.bytes = 100'000'000, .values = 4'000'000});
+  const Json json = parse_json_file(path, ErrorCode::invalid_data, {.bytes = 100'000'000, .values = 4'000'000, .comments = true});
   if (!json.is_object()) return std::nullopt;
   if (json.contains("format") && json["format"] == "strata-tokens") return PathKind::token_meta;
   if (json.contains("weight_map")) return PathKind::safetensors_index;

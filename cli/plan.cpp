@@ -6,6 +6,7 @@
 #include "core/config.hpp"
 #include "core/file.hpp"
 #include "core/printable.hpp"
+#include "core/tokens.hpp"
 #include "scheduler/runtime.hpp"
 
 namespace strata::cli {
@@ -24,7 +25,10 @@ void run(const PlanArguments& arguments) {
   require_run_inputs(config, arguments.config);
   std::optional<scheduler::MachineRates> rates;
   if (!arguments.machine.empty()) rates = scheduler::read_machine_rates(arguments.machine);
-  const scheduler::PlannedRun planned = scheduler::plan_run(config);
+  scheduler::PlannedRun planned = scheduler::plan_run(config);
+  planned.plan.epoch_samples = TokenDataset({.files = config.data.train, .format = config.data.format,
+                                             .sequence_length = config.data.sequence_length, .check_tokens = false})
+                                   .samples();
   if (arguments.json) fmt::print("{}\n", shown_json(scheduler::plan_json(planned.plan, rates)));
   else fmt::print("{}\n", shown_lines(scheduler::plan_table(planned.plan, rates)));
 }
@@ -33,7 +37,8 @@ void run(const PlanArguments& arguments) {
 
 void add_plan(CLI::App& app) {
   auto arguments = std::make_shared<PlanArguments>();
-  CLI::App* command = app.add_subcommand("plan", "Show what goes where, the bytes of each link, and the step time");
+  CLI::App* command = app.add_subcommand("plan",
+                                           "Show what goes where, the bytes of each link, the epochs, and with --machine the step time");
   command->add_option("config", arguments->config, "Configuration (JSON)")->required();
   command->add_option("--set", arguments->overrides, "Override a key: dotted.key=value (repeatable)")
       ->allow_extra_args(false)->take_all();

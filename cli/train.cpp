@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.hpp"
 #include "cli/console.hpp"
@@ -50,6 +51,11 @@ std::string step_line(const scheduler::StepReport& report) {
   return line;
 }
 
+std::string evaluation_line(const scheduler::EvaluationReport& report) {
+  return fmt::format("step {}  eval {:.9g} ({} tokens of {} samples{}), {:.2f} s", report.step, report.loss, report.tokens, report.samples,
+                     report.samples < report.of_samples ? ", limited by evaluation.samples" : "", report.seconds);
+}
+
 void run(const TrainArguments& arguments) {
   if (arguments.example) return fmt::print("{}", example_configuration());
   if (arguments.keys) return fmt::print("{}", configuration_page());
@@ -67,13 +73,16 @@ void run(const TrainArguments& arguments) {
   options.hash_state = arguments.hash_state;
   options.stop = &stop_requested;
   ProgressLine steps(""), state("state"), data("checking the data");
+  std::optional<ProgressLine> evaluation;
   options.narrate = narrate;
   options.on_step = [&steps](const scheduler::StepReport& report) {
     const bool last = report.step == report.steps;
     steps.show(step_line(report), last || report.step == 1 || report.skipped);
   };
-  options.on_evaluation = [&steps](const scheduler::EvaluationReport& report) {
-    steps.show(fmt::format("step {}  eval {:.9g}  over {} tokens, {:.2f} s", report.step, report.loss, report.tokens, report.seconds), true);
+  options.on_evaluation = [&steps](const scheduler::EvaluationReport& report) { steps.show(evaluation_line(report), true); };
+  options.on_evaluation_progress = [&evaluation](uint64_t done, uint64_t total) {
+    if (done == 0) evaluation.emplace("evaluation");
+    evaluation->show(done, total);
   };
   options.on_data_progress = [&data](uint64_t done, uint64_t total) { data.show(done, total); };
   options.on_state_progress = [&state](uint64_t done, uint64_t total) { state.show(done, total); };

@@ -86,7 +86,6 @@ class ConfigParser {
       const std::string needs = "needs evaluation files in /data/eval, and there are none";
       if (config_.evaluation.every > 0) problems_.add("/evaluation/every", needs);
       if (config_.evaluation.samples > 0) problems_.add("/evaluation/samples", needs);
-      if (config_.evaluation.keep_best) problems_.add("/evaluation/keep_best", needs);
     }
     const auto& placement = config_.placement;
     if (config_.tiers.nvme.empty()) {

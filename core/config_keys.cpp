@@ -277,6 +277,17 @@ ConfigKey placement() {
   return row;
 }
 
+ConfigKey keep_best() {
+  ConfigKey row = boolean("/evaluation/keep_best", STRATA_FIELD(evaluation.keep_best),
+                          "Keeps the checkpoint of the lowest evaluation loss beside those that checkpoint.keep keeps.");
+  row.allowed = "false";
+  row.read = [read = row.read](ObjectReader& reader, std::string_view key, Config& config, size_t item) {
+    read(reader, key, config, item);
+    if (config.evaluation.keep_best) reader.problem(key, "true is unsupported: it is not built in this version; supported: false");
+  };
+  return row;
+}
+
 ConfigKey prefetch() {
   ConfigKey row{.pointer = "/schedule/prefetch",
                 .allowed = fmt::format("\"auto\" or integer from 0 to {}", kMaxPrefetch),
@@ -425,9 +436,7 @@ std::vector<ConfigKey> make_keys() {
               "Steps between evaluations, the last step always included; 0 evaluates at every checkpoint and at the end."),
       integer("/evaluation/samples", STRATA_FIELD(evaluation.samples), 0, kMaxCount,
               "Evaluates only the first so many samples of the evaluation files; 0 evaluates all."),
-      boolean("/evaluation/keep_best", STRATA_FIELD(evaluation.keep_best),
-              "Keeps the checkpoint of the lowest evaluation loss beside those that checkpoint.keep keeps; every checkpoint is then "
-              "evaluated."),
+      keep_best(),
 
       integer("/debug/random_delay_us", STRATA_FIELD(debug.random_delay_us), 0, 1'000'000,
               "For tests: delays every operation of every stream by up to so many microseconds."),

@@ -43,7 +43,8 @@ start at the current directory. A size is a number of bytes or a text such as `"
 command line, `--set KEY=VALUE` sets any key of this page, as in `--set optimizer.lr=1e-4` or `--set tiers.nvme.0.path=DIR`. Every
 unknown, duplicate or mistaken key is listed at once, and nothing is started.
 
-[tuning.md](tuning.md) says which key to turn when, [formats.md](formats.md) what the files are.
+[tuning.md](tuning.md) says which key to turn when, [data.md](data.md) how token files are made, [formats.md](formats.md) what the files
+are.
 
 **Learning rate.** With w = `lr_schedule.warmup_steps`, T = `steps`, peak = `optimizer.lr` and floor = `lr_schedule.min_lr`, step s (from 0)
 has the rate
@@ -58,6 +59,11 @@ With `"warmup": "huggingface"` and `min_lr` 0 these are the rates of `get_consta
 **Weight decay.** `"decay": "all"` decays every tensor, norm gains and biases included, as `torch.optim.AdamW(model.parameters())` does.
 `"matrices"` is the usual recipe of two parameter groups: tensors of two or more dimensions decay (the weights of linear layers, token and
 position embeddings, an output head of its own); tensors of one dimension (norm gains and biases) do not.
+
+**Evaluation.** The loss over `data.eval` is the mean over every token that counts, each once: windows of `data.sequence_length` in file
+order, the last, shorter one of each file included. The first token of a file is not predicted, masked ones do not count, and the order of
+samples has no part in it. Losses are summed in double in file order: seed and gradient accumulation change no bit of it, the micro-batch
+size only what the shapes of its matrix products round differently (below 1e-6 of the loss). `strata eval` gives the same number alone.
 )";
 
 /// The text as comment lines of at most 100 columns.

@@ -22,7 +22,6 @@ constexpr int32_t kLlmcMagic16 = 20240520, kLlmcMagic32 = 20240801;
 constexpr char kBintokMagic[8] = {'B', 'I', 'N', '.', 'T', 'O', 'K', '\n'};
 constexpr int32_t kBintokUnused = 0x2a2a2a2a;  // its writer fills the rest of the header with '*'
 constexpr uint64_t kPieceBytes = 4 << 20;
-constexpr int32_t kIgnoredLabel = -100;
 
 using Header = std::array<int32_t, 256>;
 
@@ -266,11 +265,12 @@ TokenDataset::TokenDataset(TokenDatasetOptions options) : options_(std::move(opt
     throw Error(ErrorCode::invalid_configuration, "no token files are given", "/data/train", "name at least one file");
   }
   first_sample_.push_back(0);
+  const auto length = static_cast<uint64_t>(options_.sequence_length);
   uint64_t longest = 0;
   for (const std::filesystem::path& path : options_.files) {
     const TokenFile& file = files_.emplace_back(path, options_.format);
-    first_sample_.push_back(first_sample_.back() +
-                            (file.tokens() - 1) / static_cast<uint64_t>(options_.sequence_length));
+    const uint64_t predicted = file.tokens() - 1;
+    first_sample_.push_back(first_sample_.back() + predicted / length + (options_.short_windows && predicted % length != 0));
     longest = std::max(longest, file.tokens());
     if (options_.files.size() > kFilesHeldOpen) files_.back().release();
   }
@@ -278,7 +278,7 @@ TokenDataset::TokenDataset(TokenDatasetOptions options) : options_(std::move(opt
     throw Error(
         ErrorCode::invalid_data,
         fmt::format("no file is long enough for one sample: a sequence of {} needs {} tokens, the longest file has {}",
-                    options_.sequence_length, options_.sequence_length + 1, longest),
+                    options_.sequence_length, options_.short_windows ? 2 : options_.sequence_length + 1, longest),
         options_.files.front().string(), "use more data or a smaller data.sequence_length");
   }
   if (!options_.model_directory.empty()) check_against_model();
@@ -341,9 +341,10 @@ void TokenDataset::sample_at(uint64_t place, int32_t* tokens, int32_t* labels) c
   const TokenFile& file = files_[which];
   const auto length = static_cast<uint64_t>(options_.sequence_length);
   const uint64_t first = (place - first_sample_[which]) * length;
+  const uint64_t there = std::min(length, file.tokens() - 1 - first);  // less in a short window
   // One read serves both: the labels are the tokens one place on.
-  std::vector<int32_t> window(length + 1);
-  file.read(first, length + 1, window.data());
+  std::vector<int32_t> window(there + 1);
+  file.read(first, there + 1, window.data());
   // Whatever was checked at start: a token beyond the vocabulary would be read as a place in memory.
   const auto limit = static_cast<uint64_t>(options_.vocab_size);
   const auto outside =
@@ -355,10 +356,12 @@ void TokenDataset::sample_at(uint64_t place, int32_t* tokens, int32_t* labels) c
   }
   std::copy(window.begin(), window.end() - 1, tokens);
   std::copy(window.begin() + 1, window.end(), labels);
+  std::fill(tokens + there, tokens + length, 0);
+  std::fill(labels + there, labels + length, kIgnoredLabel);
   if (!file.has_masks()) return;
-  std::vector<uint8_t> counts(length);
-  file.read_masks(first + 1, length, counts.data());
-  for (uint64_t i = 0; i < length; ++i) {
+  std::vector<uint8_t> counts(there);
+  file.read_masks(first + 1, there, counts.data());
+  for (uint64_t i = 0; i < there; ++i) {
     if (counts[i] == 0) labels[i] = kIgnoredLabel;
   }
 }

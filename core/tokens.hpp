@@ -17,6 +17,9 @@
 
 namespace strata {
 
+/// The label of a token that does not count.
+inline constexpr int32_t kIgnoredLabel = -100;
+
 /// What a file is by its magic (llmc, bintok) or its extension (text: .txt, .text, .md), if by either. Throws io.
 std::optional<DataFormat> recognized_token_format(const ReadOnlyFile& file);
 
@@ -88,6 +91,7 @@ struct TokenDatasetOptions {
   int64_t sequence_length = 0;
   uint64_t seed = 0;
   int64_t vocab_size = 0;
+  bool short_windows = false;  // what is left of each file is a sample, too, filled up with labels of -100
   bool check_tokens = true;  // read everything once and refuse tokens outside of the vocabulary or of another width
   /// Where the model's tokenizer is, if anywhere: text as bytes and files with a description (core/token_meta.hpp) are then checked
   /// against it. Empty: not checked.

@@ -54,15 +54,17 @@ AdamStep AdamStep::make(const AdamSettings& settings, int64_t step, double lr, d
 void adam_update_scalar(const AdamTile& tile) {
   check_tile(tile);
   const DefaultFloatEnvironment environment;
-  cpu_adam::with_formats(tile, [&](auto formats) {
-    for (uint64_t i = 0; i < tile.elements; ++i) cpu_adam::update_element<decltype(formats)>(tile, i);
+  cpu_adam::for_decay_pieces(tile, [](const AdamTile& piece) {
+    cpu_adam::with_formats(piece, [&](auto formats) {
+      for (uint64_t i = 0; i < piece.elements; ++i) cpu_adam::update_element<decltype(formats)>(piece, i);
+    });
   });
 }
 
 void adam_update_serial(const AdamTile& tile) {
   check_tile(tile);
   const DefaultFloatEnvironment environment;
-  cpu_adam::update_vectorized(tile);
+  cpu_adam::for_decay_pieces(tile, cpu_adam::update_vectorized);
 }
 
 struct AdamUpdater::Implementation {
@@ -78,7 +80,7 @@ void AdamUpdater::update(const AdamTile& tile) {
   check_tile(tile);
   implementation_->team.for_chunks(tile.elements, [&](uint64_t first, uint64_t count) {
     const DefaultFloatEnvironment environment;
-    cpu_adam::update_vectorized(cpu_adam::slice(tile, first, count));
+    cpu_adam::for_decay_pieces(cpu_adam::slice(tile, first, count), cpu_adam::update_vectorized);
   });
 }
 

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/dtype.hpp"
+#include "core/layout.hpp"
 
 namespace strata {
 
@@ -17,7 +19,8 @@ enum class MasterFormat {
   fp32,       // a separate fp32 array beside a bf16 or fp16 parameter
 };
 
-/// The settings that last a whole run. PyTorch's AdamW: decoupled weight decay on every parameter.
+/// The settings that last a whole run. PyTorch's AdamW: decoupled weight decay, on every parameter of a tile that
+/// its `undecayed` ranges do not take out.
 struct AdamSettings {
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -57,6 +60,8 @@ struct AdamTile {
   const void* gradient = nullptr;
   uint64_t elements = 0;
   AdamStep step;
+  std::span<const Range> undecayed = {};  // elements that weight decay leaves alone: sorted, disjoint; read while the update runs
+  uint64_t first_element = 0;             // the tile's first, as `undecayed` counts
 };
 
 /// The reference: one element after another, plain C++. Every other implementation gives the same bits.

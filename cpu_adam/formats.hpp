@@ -1,6 +1,7 @@
 // The combinations of formats that an update exists for, how their arrays are stepped through, and the update of one element.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -52,7 +53,30 @@ inline AdamTile slice(const AdamTile& tile, uint64_t first, uint64_t count) {
   part.variance = advance(tile.variance, 4);
   part.gradient = advance(tile.gradient, size_bytes(tile.gradient_dtype));
   part.elements = count;
+  part.first_element += first;
   return part;
+}
+
+/// Calls update(tile) for pieces of the tile that decay, or do not, as one. Where a piece ends changes no bit.
+template <class Update>
+void for_decay_pieces(const AdamTile& tile, Update&& update) {
+  uint64_t done = 0;
+  const auto piece = [&](uint64_t end, bool decays) {
+    if (end <= done) return;
+    AdamTile part = slice(tile, done, end - done);
+    part.undecayed = {};
+    if (!decays) part.step.decay = 1.0f;
+    update(part);
+    done = end;
+  };
+  const uint64_t begin = tile.first_element;
+  auto range = std::lower_bound(tile.undecayed.begin(), tile.undecayed.end(), begin,
+                                [](const Range& one, uint64_t element) { return one.first + one.count <= element; });
+  for (; range != tile.undecayed.end() && range->first < begin + tile.elements; ++range) {
+    piece(range->first > begin ? range->first - begin : 0, /*decays=*/true);
+    piece(std::min(range->first + range->count - begin, tile.elements), /*decays=*/false);
+  }
+  piece(tile.elements, /*decays=*/true);
 }
 
 /// The update of element i, in plain C++: the definition of the bits.

@@ -34,6 +34,10 @@ std::vector<Program> compile_training_step(const RunShape& shape, const Placemen
   StepPlan plan;
   const StepMemory memory = plan_memory(shape, placement, plan);
   std::vector<Program> programs;
+  if (shape.forward_only) {
+    programs.push_back(emit_evaluation(shape, placement, plan, memory));
+    return programs;
+  }
   programs.push_back(emit_training_step(shape, placement, plan, memory, /*with_update=*/placement.lazy_update));
   if (!placement.lazy_update) programs.push_back(emit_update(shape, placement, plan, memory));
   return programs;
@@ -44,10 +48,11 @@ StepPlan compile_step_plan(const RunShape& shape, const Placement& placement) {
   STRATA_CHECK(placement.units.size() == shape.layout.units.size(), "{} placements", placement.units.size());
   StepPlan plan;
   const StepMemory memory = plan_memory(shape, placement, plan);
+  plan.evaluate = emit_evaluation(shape, placement, plan, memory);
+  if (shape.forward_only) return plan;
   plan.forward_backward = emit_training_step(shape, placement, plan, memory, /*with_update=*/false);
   plan.update_forward_backward = emit_training_step(shape, placement, plan, memory, /*with_update=*/true);
   plan.update = emit_update(shape, placement, plan, memory);
-  plan.evaluate = emit_evaluation(shape, placement, plan, memory);
   return plan;
 }
 

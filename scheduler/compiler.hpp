@@ -35,6 +35,8 @@ struct RunShape {
   uint64_t tile_elements = 0;    // a multiple of kBlockElements
   int rank = 0, world_size = 1;
   bool poison = false;
+  bool forward_only = false;  // evaluation alone: the parameters are all state, and nothing is kept for a backward pass
+  std::vector<std::vector<Range>> undecayed = {};  // by unit: elements without weight decay; empty: all decay
 };
 
 /// As many elements as make `tile_bytes` of training state, at least one block.
@@ -68,7 +70,8 @@ struct StepPlan {
 StepPlan compile_memory(const RunShape& shape, const Placement& placement);
 /// The programs of one training step alone, in order (RunPlan::step_programs): how long it would take with a placement.
 std::vector<Program> compile_training_step(const RunShape& shape, const Placement& placement);
-/// Plans memory exactly and compiles the four programs. It does not judge whether the memory is there.
+/// Plans memory exactly and compiles the four programs, of a forward-only shape the evaluation alone. It does not judge
+/// whether the memory is there.
 StepPlan compile_step_plan(const RunShape& shape, const Placement& placement);
 
 }  // namespace strata::scheduler

@@ -311,10 +311,15 @@ class Executor::Run {
   double* loss(const Op& op) const { return at<double>(op, 6) + op.micro_batch; }
 
   AdamTile adam_tile(const Op& op) const {
-    const StateFormat& format = executor_.shape_.format;
+    const RunShape& shape = executor_.shape_;
+    const StateFormat& format = shape.format;
+    std::span<const Range> undecayed;
+    if (!shape.undecayed.empty()) undecayed = shape.undecayed[op.unit];
+    const Range shard = shard_range(shape.layout.units[op.unit].padded_elements, shape.rank, shape.world_size);
     return {.master_format = format.master, .parameter_dtype = format.compute, .gradient_dtype = format.gradient,
             .parameter = at(op, 0), .master = at(op, 1), .momentum = at<float>(op, 2), .variance = at<float>(op, 3),
-            .gradient = at(op, 4), .elements = op.elements, .step = values_.adam};
+            .gradient = at(op, 4), .elements = op.elements, .step = values_.adam, .undecayed = undecayed,
+            .first_element = shard.first + static_cast<uint64_t>(op.tile) * shape.tile_elements};
   }
 
   // Host resources ------------------------------------------------------------------------------------------------

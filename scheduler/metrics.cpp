@@ -149,7 +149,7 @@ void MetricsWriter::write(const StepReport& report) {
 
 void MetricsWriter::write(const EvaluationReport& report) {
   const OrderedJson json = {{"step", report.step}, {"eval_loss", finite_or_null(report.loss)}, {"eval_tokens", report.tokens},
-                            {"eval_seconds", report.seconds}};
+                            {"eval_samples", report.samples}, {"eval_of_samples", report.of_samples}, {"eval_seconds", report.seconds}};
   append(json.dump(), report.step);
 }
 

@@ -41,7 +41,9 @@ int64_t last_step_in_metrics(const std::filesystem::path& run_directory);
 struct EvaluationReport {
   int64_t step = 0;
   double loss = 0;
-  uint64_t tokens = 0;  // that counted
+  uint64_t tokens = 0;      // that counted
+  uint64_t samples = 0;     // that were read
+  uint64_t of_samples = 0;  // of the evaluation files; more than `samples` where evaluation.samples limits it
   double seconds = 0;
 };
 

@@ -26,6 +26,28 @@ std::string count_text(uint64_t count) {
   return fmt::format("{}", count);
 }
 
+/// Steps as samples, tokens and epochs; in double, as no configuration bounds their product.
+struct TrainingLength {
+  explicit TrainingLength(const RunPlan& plan)
+      : samples_per_step(plan.config.batch.micro_batch_size * plan.config.batch.gradient_accumulation_steps),
+        samples(static_cast<double>(plan.config.steps) * static_cast<double>(samples_per_step)),
+        tokens(samples * static_cast<double>(plan.config.data.sequence_length)),
+        epochs(plan.epoch_samples > 0 ? samples / static_cast<double>(plan.epoch_samples) : 0) {}
+  int64_t samples_per_step;
+  double samples, tokens, epochs;
+};
+
+std::string length_text(const RunPlan& plan) {
+  const TrainingLength length(plan);
+  std::string text = fmt::format("training    {} steps x {} samples x {} tokens = {:.0f} samples, {:.3g} M tokens", plan.config.steps,
+                                 length.samples_per_step, plan.config.data.sequence_length, length.samples, length.tokens / 1e6);
+  if (plan.epoch_samples > 0) text += fmt::format(", {:.3g} epochs of {} samples", length.epochs, plan.epoch_samples);
+  return text + "\n";
+}
+
+/// A whole number as long as JSON readers hold it.
+Json count_json(double count) { return count < 9e15 ? Json(static_cast<uint64_t>(count)) : Json(count); }
+
 struct Prediction {
   double seconds = 0;
   Resource limit = Resource::compute;
@@ -53,7 +75,7 @@ std::string plan_table(const RunPlan& plan, const std::optional<MachineRates>& r
       "model       {} with {} parameters in {} units\n"
       "state       {} ({} bytes a parameter: {} state, {} gradient; compute {}, master {})\n"
       "placement   parameters {}, gradients {}, optimizer {}, activations {}\n"
-      "schedule    {} accumulation of {} x {} tokens, update {}, prefetch {}, tiles of {} parameters\n\n",
+      "schedule    {} accumulation of {} x {} tokens, update {}, prefetch {}, tiles of {} parameters\n",
       plan.model.architecture, count_text(plan.parameters()), plan.shape.layout.units.size(),
       format_bytes(plan.training_state_bytes()), format.training_bytes(), format.state_bytes(), format.gradient_bytes(),
       to_string(format.compute),
@@ -65,6 +87,7 @@ std::string plan_table(const RunPlan& plan, const std::optional<MachineRates>& r
       plan.placement.accumulation == AccumulationOrder::vertical ? "vertical" : "horizontal", plan.shape.micro_batches,
       plan.shape.tokens_per_micro_batch, plan.placement.lazy_update ? "lazy" : "after_backward",
       plan.placement.prefetch, plan.shape.tile_elements);
+  text += length_text(plan) + "\n";
   text += fmt::format("{:32} {:>16} {:>16}\n", "memory", "planned", "budget");
   for (const TierUse& use : plan.tiers) {
     text += fmt::format("{:32} {:>16} {:>16}\n", use.tier, format_bytes(use.needed_bytes), format_bytes(use.budget_bytes));
@@ -105,6 +128,14 @@ std::string plan_json(const RunPlan& plan, const std::optional<MachineRates>& ra
       {"update", plan.placement.lazy_update ? "lazy" : "after_backward"},
       {"prefetch", plan.placement.prefetch},
       {"tile_elements", plan.shape.tile_elements}};
+  const TrainingLength length(plan);
+  json["training"] = {{"steps", plan.config.steps},
+                      {"samples_per_step", length.samples_per_step},
+                      {"tokens_per_sample", plan.config.data.sequence_length},
+                      {"samples", count_json(length.samples)},
+                      {"tokens", count_json(length.tokens)},
+                      {"epoch_samples", plan.epoch_samples > 0 ? Json(plan.epoch_samples) : Json(nullptr)},
+                      {"epochs", plan.epoch_samples > 0 ? Json(length.epochs) : Json(nullptr)}};
   for (const TierUse& use : plan.tiers) {
     Json parts = Json::object();
     for (const TierUse::Part& part : use.parts) parts[part.purpose] = part.bytes;

@@ -79,6 +79,15 @@ uint64_t missing_together(const std::vector<TierUse>& tiers, const Budgets& budg
   return budgets.together_bytes && needed > *budgets.together_bytes ? needed - *budgets.together_bytes : 0;
 }
 
+/// The tensors of one dimension (norm gains, biases), by unit.
+std::vector<std::vector<Range>> vectors_of(const ModelLayout& layout) {
+  std::vector<std::vector<Range>> ranges(layout.units.size());
+  for (size_t unit = 0; unit < layout.units.size(); ++unit)
+    for (const TensorLayout& tensor : layout.units[unit].tensors)
+      if (tensor.shape.size() < 2) ranges[unit].push_back({tensor.offset, tensor.elements});
+  return ranges;
+}
+
 /// How far a plan is from fitting: bytes over budget, over all tiers.
 uint64_t missing_bytes(const RunPlan& plan, const Budgets& budgets) {
   uint64_t missing = missing_together(plan.tiers, budgets);
@@ -254,6 +263,8 @@ RunPlan make_run_plan(const Config& config, const ModelDescription& model, const
   const uint64_t automatic_bytes = automatic_memory_bytes(memory, plan.memory_needs.program_bytes);
   const Budgets budgets(config, automatic_bytes);
   shape.poison = config.debug.poison;
+  const bool forward_only = shape.forward_only = constraints.forward_only;
+  if (config.optimizer.decay == DecayTargets::matrices) shape.undecayed = vectors_of(shape.layout);
 
   Placement base;
   base.accumulation = config.schedule.accumulation;
@@ -262,8 +273,8 @@ RunPlan make_run_plan(const Config& config, const ModelDescription& model, const
 
   // Every combination that the configuration allows; the fastest in the simulator that fits wins, the first of equals.
   std::vector<bool> recomputes;
-  if (config.placement.activations != ActivationPolicy::recompute) recomputes.push_back(false);
-  if (config.placement.activations != ActivationPolicy::device) recomputes.push_back(true);
+  if (config.placement.activations != ActivationPolicy::recompute && !forward_only) recomputes.push_back(false);
+  if (config.placement.activations != ActivationPolicy::device || forward_only) recomputes.push_back(true);  // one buffer for all blocks
   const bool has_nvme = !config.tiers.nvme.empty();
   std::optional<Tier> optimizer_choice = config.placement.optimizer;
   if (!optimizer_choice && has_nvme && constraints.state_in_store) optimizer_choice = Tier::nvme;
@@ -272,9 +283,9 @@ RunPlan make_run_plan(const Config& config, const ModelDescription& model, const
   uint64_t least_missing = std::numeric_limits<uint64_t>::max();
   std::optional<Placement> best, closest;
   for (bool recompute : recomputes)
-    for (Tier optimizer : allowed(optimizer_choice, has_nvme))
+    for (Tier optimizer : forward_only ? std::vector{Tier::device} : allowed(optimizer_choice, has_nvme))
       for (Tier parameters : allowed(config.placement.parameters, has_nvme))
-        for (Tier gradients : allowed(config.placement.gradients, has_nvme)) {
+        for (Tier gradients : forward_only ? std::vector{Tier::device} : allowed(config.placement.gradients, has_nvme)) {
           plan.placement = base;
           for (const UnitLayout& unit : shape.layout.units)
             plan.placement.units.push_back({.parameters = parameters, .gradients = gradients, .optimizer = optimizer,

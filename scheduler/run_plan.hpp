@@ -43,6 +43,7 @@ struct RunPlan {
   std::vector<TierUse> tiers;
   MemoryInfo memory;               // of this machine, when the plan was made
   MemoryNeeds memory_needs;        // device memory counts where the device is this machine's processors
+  uint64_t epoch_samples = 0;      // of the training files; 0: not looked at
   std::vector<std::string> notes;  // choices made and values that differ from the configuration, each with its reason
 
   uint64_t parameters() const { return shape.layout.elements(); }
@@ -58,10 +59,11 @@ struct RunPlan {
 /// The device that the configuration names. Throws unsupported when this build or machine has none such.
 std::unique_ptr<gpu::Device> create_device(const Config& config);
 
-/// What a resumed run keeps of the plan that its state was written with, where the configuration leaves it open.
+/// What a resumed run keeps of the plan that its state was written with, where the configuration leaves it open, and what is planned.
 struct PlanConstraints {
   bool state_in_store = false;     // the optimizer stays in the store
   uint64_t tile_elements = 0;      // of the store's tiles; 0 = chosen
+  bool forward_only = false;       // for evaluation alone (RunShape::forward_only)
 };
 
 /// Chooses what the configuration leaves open and checks the rest: the same for the same configuration, model and `memory.available_bytes`.

@@ -15,11 +15,11 @@ namespace strata::scheduler {
 namespace {
 
 /// The engine's tables alone pass the device's budget: made without one, they let the plan say all that is missing.
-void refuse_by_plan(const Config& config, const ModelDescription& model, const MemoryInfo& memory) {
+void refuse_by_plan(const Config& config, const ModelDescription& model, const MemoryInfo& memory, const PlanConstraints& constraints) {
   Config unbounded = config;
   unbounded.device.memory_bytes = uint64_t{1} << 60;
   const auto device = create_device(unbounded);
-  make_run_plan(config, model, *gpu::Engine::create(*device, model, make_layout(model), engine_options(config)), memory);
+  make_run_plan(config, model, *gpu::Engine::create(*device, model, make_layout(model), engine_options(config)), memory, constraints);
 }
 
 /// Refuses a run whose threads the system will not give, before anything is taken.
@@ -51,25 +51,32 @@ void require_address_space() {
   munmap(reserved, kWorkingBytes);
 }
 
-}  // namespace
-
-PlannedRun plan_run(const Config& config, const PlanRunOptions& options) {
-  const std::filesystem::path& directory = options.model_directory.empty() ? config.model.path : options.model_directory;
-  const ModelDescription model = read_model_description(directory);
+PlannedRun plan(const Config& config, const ModelDescription& model, const MemoryInfo& memory, const PlanConstraints& constraints) {
   check_plan_bounds(config, model, make_layout(model));  // before anything of such a size is made
-  const MemoryInfo memory = memory_info(options.system_root);
   PlannedRun planned;
   planned.device = create_device(config);
   try {
     planned.engine = gpu::Engine::create(*planned.device, model, make_layout(model), engine_options(config));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::resource_exhausted) throw;
-    refuse_by_plan(config, model, memory);
+    refuse_by_plan(config, model, memory, constraints);
     throw;
   }
-  planned.plan = make_run_plan(config, model, *planned.engine, memory, options.constraints);
+  planned.plan = make_run_plan(config, model, *planned.engine, memory, constraints);
+  return planned;
+}
+
+}  // namespace
+
+PlannedRun plan_run(const Config& config, const PlanRunOptions& options) {
+  const std::filesystem::path& directory = options.model_directory.empty() ? config.model.path : options.model_directory;
+  PlannedRun planned = plan(config, read_model_description(directory), memory_info(options.system_root), options.constraints);
   planned.plan.model_directory = directory;
   return planned;
+}
+
+PlannedRun plan_evaluation(const Config& config, const ModelDescription& model) {
+  return plan(config, model, memory_info(), {.forward_only = true});
 }
 
 Runtime::Runtime(PlannedRun planned, StoreMode store_mode, std::function<void(const std::string&)> on_slow)

@@ -31,6 +31,8 @@ struct PlanRunOptions {
 };
 /// Reads the model's description and plans. Throws what make_run_plan and read_model_description throw.
 PlannedRun plan_run(const Config& config, const PlanRunOptions& options = {});
+/// Plans the evaluation of a model alone: its parameters are all the state there is. Throws what make_run_plan throws.
+PlannedRun plan_evaluation(const Config& config, const ModelDescription& model);
 
 enum class StoreMode {
   create,    // a new store; an old one with the same paths is replaced

@@ -44,9 +44,10 @@ class SessionStart {
                             .model_directory = describing_directory(config_.model.path, model_copy, say)};
     if (options_.resume) planning.constraints = constraints_of_run(options_.run_directory, config_);
     PlannedRun planned = plan_run(config_, planning);
-    const RunPlan& plan = planned.plan;
+    RunPlan& plan = planned.plan;
     require_memory(plan.memory_needs, plan.memory);
     open_data(plan);
+    plan.epoch_samples = session_.train_data->samples();
     describe_session(planned);
     session_.record = new_record();
     settle_checkpoints(checkpoints(), [this](const std::string& line) { narrate(line); });
@@ -109,16 +110,17 @@ class SessionStart {
   }
 
   void open_data(const RunPlan& plan) {
-    const auto open = [&](const std::vector<fs::path>& files) {
+    const auto open = [&](const std::vector<fs::path>& files, bool every_token) {
       return std::make_unique<TokenDataset>(TokenDatasetOptions{.files = files, .format = config_.data.format,
                                                                 .sequence_length = config_.data.sequence_length,
                                                                 .seed = config_.data.seed,
                                                                 .vocab_size = plan.model.vocab_size,
+                                                                .short_windows = every_token,
                                                                 .model_directory = plan.model_directory,
                                                                 .on_progress = heeding_stop(options_.on_data_progress)});
     };
-    session_.train_data = open(config_.data.train);
-    if (!config_.data.eval.empty()) session_.eval_data = open(config_.data.eval);
+    session_.train_data = open(config_.data.train, /*every_token=*/false);
+    if (!config_.data.eval.empty()) session_.eval_data = open(config_.data.eval, /*every_token=*/true);
   }
 
   void describe_session(const PlannedRun& planned) {

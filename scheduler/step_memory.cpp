@@ -70,6 +70,7 @@ class StepMemoryPlanner {
       for (auto& extents : homes.state_extents) extents.assign(homes.tiles.size(), kNoLocation);
       homes.gradient_extents.assign(homes.tiles.size(), kNoLocation);
       add_home(homes, Section::parameter, placed(unit).parameters, unit);
+      if (shape_.forward_only) continue;
       for (Section section : {Section::master, Section::momentum, Section::variance})
         add_home(homes, section, placed(unit).optimizer, unit);
       const uint64_t bytes = shape_.format.gradient_bytes();
@@ -106,12 +107,14 @@ class StepMemoryPlanner {
     memory_.accumulator_homes.resize(units());
     memory_.spill_homes.resize(units());
     memory_.spill_extents.resize(units());
-    for (int unit = 0; unit < units(); ++unit) add_accumulator_home(unit);
+    for (int unit = 0; unit < units() && !shape_.forward_only; ++unit) add_accumulator_home(unit);
     for (UnitClass which : {kBlocks, kEnds, kTiedHead}) {
       const bool ring = which == kBlocks;
       add_ring(memory_.parameters[which], "parameter ring", ring ? 1 + placement_.prefetch : 1,
                largest(which, [&](int unit) { return placed(unit).parameters != Tier::device; }),
                size_bytes(shape_.format.compute));
+      add_prepared(which);
+      if (shape_.forward_only) continue;
       const uint64_t gradient_slots = ring && placement_.prefetch > 0 ? 2 : 1;
       add_ring(memory_.accumulators[which], "gradient accumulators", gradient_slots,
                largest(which, [&](int unit) { return memory_.accumulator_homes[unit].empty(); }), sizeof(float));
@@ -119,13 +122,17 @@ class StepMemoryPlanner {
         add_ring(memory_.wire_gradients[which], "gradient ring", gradient_slots,
                  largest(which, [&](int unit) { return placed(unit).gradients != Tier::device; }),
                  shape_.format.gradient_bytes());
-      uint64_t prepared = 0;
-      for (int unit = 0; unit < units(); ++unit)
-        if (unit_class(shape_, unit) == which)
-          prepared = std::max({prepared, shape_.engine.units[unit].prepared_forward,
-                               shape_.engine.units[unit].prepared_backward});
-      memory_.prepared[which] = add(Memory::device, "packed weights", prepared);
     }
+  }
+
+  void add_prepared(UnitClass which) {
+    uint64_t prepared = 0;
+    for (int unit = 0; unit < units(); ++unit) {
+      if (unit_class(shape_, unit) != which) continue;
+      const EngineSizes::Unit& sizes = shape_.engine.units[unit];
+      prepared = std::max({prepared, sizes.prepared_forward, shape_.forward_only ? 0 : sizes.prepared_backward});
+    }
+    memory_.prepared[which] = add(Memory::device, "packed weights", prepared);
   }
 
   void add_accumulator_home(int unit) {
@@ -168,7 +175,9 @@ class StepMemoryPlanner {
     Region shared;
     for (int unit = 1; unit < units(); ++unit)  // the embedding has no input
       for (size_t copy = 0; copy < copies; ++copy)
-        memory_.hidden[unit].push_back(add(Memory::device, "activations", shape_.engine.hidden));
+        // Without a backward pass, a unit's input is over when its output is there.
+        if (shape_.forward_only && unit > 2) memory_.hidden[unit].push_back(memory_.hidden[unit - 2][copy]);
+        else memory_.hidden[unit].push_back(add(Memory::device, "activations", shape_.engine.hidden));
     for (int unit = 1; unit + 1 < units(); ++unit)
       for (size_t copy = 0; copy < copies; ++copy) {
         if (placed(unit).recompute && shared.empty()) shared = add(Memory::device, "activations", shape_.engine.saved);
@@ -176,7 +185,7 @@ class StepMemoryPlanner {
                                           ? shared
                                           : add(Memory::device, "activations", shape_.engine.saved));
       }
-    for (size_t copy = 0; copy < micro_batches; ++copy)
+    for (size_t copy = 0; copy < micro_batches && !shape_.forward_only; ++copy)
       memory_.d_hidden.push_back(add(Memory::device, "activations", shape_.engine.hidden));
     memory_.workspace = add(Memory::device, "workspace", shape_.engine.workspace);
   }
@@ -186,8 +195,9 @@ class StepMemoryPlanner {
     bool staged[4] = {false, false, false, false};
     for (int unit = 0; unit < units(); ++unit) {
       const UnitPlacement& at = placed(unit);
-      if (at.parameters == Tier::device && at.gradients == Tier::device && at.optimizer == Tier::device) continue;
       fetches |= at.parameters == Tier::nvme;
+      if (shape_.forward_only) continue;
+      if (at.parameters == Tier::device && at.gradients == Tier::device && at.optimizer == Tier::device) continue;
       scratch_gradients |= at.gradients == Tier::nvme;
       staged[0] |= at.parameters != Tier::host;
       for (int section = 1; section < 4; ++section)
@@ -234,6 +244,7 @@ class StepMemoryPlanner {
     }
     memory_.losses = add(Memory::device, "results", micro_batches * sizeof(double));
     plan_.host_losses = map_.add(Memory::host, "results", micro_batches * sizeof(double));
+    if (shape_.forward_only) return;
     // One contiguous array of block sums, so that one copy brings them all.
     uint64_t blocks = 0;
     for (int unit = 0; unit < units(); ++unit) blocks += padded(unit) / kBlockElements;

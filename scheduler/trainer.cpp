@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "core/file.hpp"
 #include "scheduler/checkpoint.hpp"
+#include "scheduler/evaluation.hpp"
 #include "scheduler/run_store.hpp"
 #include "scheduler/session.hpp"
 
@@ -54,7 +55,8 @@ class Trainer {
       session_.metrics->write(report);
       if (plan().placement.all_state_in_store()) session_.metrics->sync();
       if (options_.on_step) options_.on_step(report);
-      if ((due || last) && session_.eval_data) report_evaluation();
+      if (session_.eval_data && (last || (config_.evaluation.every > 0 ? current_.step % config_.evaluation.every == 0 : due)))
+        report_evaluation();
       if (due && !last && !stop_requested()) save(/*moves_on=*/true);
       if (current_.skipped_in_a_row >= kMaxSkippedInARow) {
         save(/*moves_on=*/false);
@@ -221,21 +223,15 @@ class Trainer {
     pending_.reset();
   }
 
-  /// The mean loss over the evaluation files, at most 64 steps' worth of samples, as a line of the metrics.
+  /// Evaluates the state after the step, as a line of the metrics. A stop that was asked for ends it without one.
   void report_evaluation() {
-    const auto begin = std::chrono::steady_clock::now();
     flush();
-    const uint64_t rounds = std::clamp<uint64_t>(session_.eval_data->samples() / samples_per_step(), 1, 64);
-    double sum = 0;
-    EvaluationReport report;
-    report.step = current_.step;
-    for (uint64_t round = 0; round < rounds; ++round) {
-      report.tokens += load_samples(*session_.eval_data, round * samples_per_step());
-      run_program(plan().steps.evaluate);
-      sum += loss_sum();
-    }
-    report.loss = sum / static_cast<double>(std::max<uint64_t>(report.tokens, 1));
-    report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const auto result = evaluate(runtime(), *session_.eval_data,
+                                 {.samples = static_cast<uint64_t>(config_.evaluation.samples), .stop = options_.stop,
+                                  .progress = options_.on_evaluation_progress});
+    if (!result) return;
+    const EvaluationReport report{.step = current_.step, .loss = result->loss, .tokens = result->tokens, .samples = result->samples,
+                                  .of_samples = result->of_samples, .seconds = result->seconds};
     session_.metrics->write(report);
     if (options_.on_evaluation) options_.on_evaluation(report);
   }

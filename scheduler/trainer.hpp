@@ -31,6 +31,7 @@ struct TrainOptions {
   std::function<void(const StepReport&)> on_step;
   std::function<void(const EvaluationReport&)> on_evaluation;
   ProgressCallback on_data_progress;   // while the token files are checked at start, in bytes
+  std::function<void(uint64_t done, uint64_t total)> on_evaluation_progress;  // in samples
   std::filesystem::path system_root = "/";  // as PlanRunOptions::system_root
   ProgressCallback on_state_progress;  // while weights are loaded and checkpoints written
 };

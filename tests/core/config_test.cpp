@@ -33,7 +33,7 @@ const char* const kEverything = R"({
   "schedule": {"accumulation": "horizontal", "update": "lazy", "prefetch": 3, "tile": "8MiB", "update_threads": 2},
   "sharding": {"strategy": "shard_grad_op"},
   "checkpoint": {"every": 50, "keep": 3},
-  "evaluation": {"every": 5, "samples": 6, "keep_best": true},
+  "evaluation": {"every": 5, "samples": 6, "keep_best": false},
   "debug": {"random_delay_us": 100, "poison": true, "seed": 9}
 })";
 
@@ -97,7 +97,6 @@ TEST(Config, EveryKeyIsReadIntoItsPlace) {
   EXPECT_EQ(config.checkpoint.keep, 3);
   EXPECT_EQ(config.evaluation.every, 5);
   EXPECT_EQ(config.evaluation.samples, 6);
-  EXPECT_TRUE(config.evaluation.keep_best);
   EXPECT_TRUE(config.debug.poison);
 }
 
@@ -167,6 +166,7 @@ TEST(Config, EachKindOfWrongValueIsRefused) {
       {"evaluation.every=-1", "/evaluation/every: must be an integer from 0"},
       {"evaluation.samples=1.5", "/evaluation/samples: must be an integer from 0"},
       {"evaluation.keep_best=yes", "/evaluation/keep_best: must be true or false"},
+      {"evaluation.keep_best=true", "/evaluation/keep_best: true is unsupported"},
       {"optimizer.decay=norms", "/optimizer/decay: must be one of \"all\", \"matrices\""},
       {"lr_schedule.warmup=hf", "/lr_schedule/warmup: must be one of"},
       {"debug.poison=1", "/debug/poison: must be true or false"},
@@ -184,7 +184,7 @@ TEST(Config, ContradictionsAreRefused) {
   EXPECT_THAT(refusal_of_set({"placement.activations=nvme"}), HasSubstr("/placement/activations"));
   EXPECT_EQ(refusal_of_set({"placement.optimizer=nvme", "tiers.nvme=[{\"path\":\"d\"}]"}), "accepted");
   EXPECT_THAT(refusal_of_set({"tiers.nvme=[{\"path\":\"d\"},{\"path\":\"./d\"}]"}), HasSubstr("the same directory"));
-  for (const char* set : {"evaluation.every=1", "evaluation.samples=1", "evaluation.keep_best=true"}) {
+  for (const char* set : {"evaluation.every=1", "evaluation.samples=1"}) {
     EXPECT_THAT(refusal_of_set({set}), HasSubstr("needs evaluation files in /data/eval")) << set;
     EXPECT_EQ(refusal_of_set({set, "data.eval=[\"e.bin\"]"}), "accepted") << set;
   }

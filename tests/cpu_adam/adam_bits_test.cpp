@@ -4,8 +4,10 @@
 #include <hwy/highway.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cfenv>
 #include <functional>
+#include <optional>
 
 #include "core/error.hpp"
 #include "core/topology.hpp"
@@ -291,6 +293,46 @@ TEST(AdamStep, StepsBelowOneAndBetasOutsideTheirRangeAreRefused) {
   EXPECT_THROW(AdamStep::make({}, 0, 1e-3, 1.0), Error);
   EXPECT_THROW(AdamStep::make({.beta1 = 1.0}, 1, 1e-3, 1.0), Error);
   EXPECT_THROW(AdamStep::make({.beta2 = -0.1}, 1, 1e-3, 1.0), Error);
+}
+
+TEST_P(AdamBits, RangesWithoutDecayAreUpdatedAsWithAWeightDecayOfZeroWhateverTheSplit) {
+  constexpr uint64_t kElements = 5000;
+  // Aligned and not, next to each other, single, empty, at the end, and beyond it.
+  const std::vector<Range> undecayed = {{100, 64}, {164, 1}, {640, 0}, {1001, 999}, {4096, 7}, {4990, 64}};
+  const AdamStep step = ordinary_step();
+  AdamStep without = step;
+  without.decay = 1.0f;
+  TileState decayed(GetParam(), kElements), still(GetParam(), kElements), expected(GetParam(), kElements);
+  for (TileState* state : {&decayed, &still, &expected}) state->fill(kSeed);
+  adam_update_scalar(decayed.tile(step));
+  adam_update_scalar(still.tile(without));
+  const auto in_a_range = [&](uint64_t i) {
+    return std::any_of(undecayed.begin(), undecayed.end(), [i](const Range& one) { return i >= one.first && i < one.first + one.count; });
+  };
+  for (uint64_t done = 0; done < kElements; ++done)
+    adam_update_scalar(expected.tile(in_a_range(done) ? without : step, done, 1));
+  ASSERT_FALSE(same_bits(expected, decayed));
+  ASSERT_FALSE(same_bits(expected, still));
+  for (const uint64_t split : {kElements, uint64_t{4096}, uint64_t{1000}, uint64_t{37}})
+    for (const int threads : {0, 1, 3}) {
+      TileState state(GetParam(), kElements);
+      state.fill(kSeed);
+      std::optional<AdamUpdater> updater;
+      if (threads > 0) updater.emplace(threads);
+      for (uint64_t first = 0; first < kElements; first += split) {
+        AdamTile tile = state.tile(step, first, std::min(split, kElements - first));
+        tile.undecayed = undecayed;
+        tile.first_element = first;
+        if (updater) updater->update(tile);
+        else adam_update_serial(tile);
+      }
+      EXPECT_TRUE(same_bits(expected, state)) << split << " elements a tile, " << threads << " threads";
+    }
+  AdamTile whole = still.tile(step);
+  still.fill(kSeed);
+  whole.undecayed = undecayed;
+  adam_update_scalar(whole);
+  EXPECT_TRUE(same_bits(expected, still));
 }
 
 }  // namespace

@@ -92,6 +92,8 @@ TEST(AdamValues, EveryStepEqualsPyTorchsAdamW) {
     SCOPED_TRACE(one.at("name").get<std::string>());
     const AdamSettings settings{one["betas"][0], one["betas"][1], one["eps"], one["weight_decay"]};
     const auto initial = one.at("initial").get<std::vector<float>>();
+    std::vector<Range> undecayed;
+    if (one.contains("undecayed")) undecayed.push_back({one["undecayed"][0], one["undecayed"][1]});
     TileState state({MasterFormat::parameter, DType::f32, DType::f32}, initial.size());
     for (uint64_t i = 0; i < initial.size(); ++i) state.set_master(i, initial[i]);
     // Relative to the largest value that an element's state has had: a sum of opposite terms cancels what they agreed in.
@@ -101,7 +103,9 @@ TEST(AdamValues, EveryStepEqualsPyTorchsAdamW) {
     for (const auto& after : one.at("steps")) {
       SCOPED_TRACE(++step);
       for (uint64_t i = 0; i < initial.size(); ++i) state.set_gradient(i, after["gradient"][i]);
-      adam_update_serial(state.tile(AdamStep::make(settings, step, after["lr"], 1.0)));
+      AdamTile tile = state.tile(AdamStep::make(settings, step, after["lr"], 1.0));
+      tile.undecayed = undecayed;
+      adam_update_serial(tile);
       for (uint64_t i = 0; i < initial.size(); ++i) {
         const auto near = [&](float actual, const char* name) {
           const double expected = after[name][i];
@@ -117,7 +121,7 @@ TEST(AdamValues, EveryStepEqualsPyTorchsAdamW) {
       ++steps_compared;
     }
   }
-  EXPECT_EQ(steps_compared, 40);
+  EXPECT_EQ(steps_compared, 48);
 }
 
 TEST(AdamStep, BiasCorrectionsAreExactAtTheFirstStepAndVanishAtTheBillionth) {

@@ -180,5 +180,37 @@ TEST_F(TrainingRules, AChangedMicroBatchSizeReadsTheSameSamples) {
   EXPECT_NEAR(resumed, whole, 1e-4 * std::abs(whole));
 }
 
+TEST_F(TrainingRules, DecayOfMatricesLeavesOutTheTensorsOfOneDimensionOnEveryTier) {
+  for (DType compute : {DType::f32, DType::bf16})
+    for (const Config::Placement& placement : kPlacements) {
+      Config config = tiny_config(directory_.path(), 1);
+      config.precision.compute = compute;
+      config.placement = placement;
+      config.optimizer.weight_decay = 0.5;
+      const std::vector<float> all = values(run_training(config, fresh_run()), Quantity::master);
+      config.optimizer.decay = DecayTargets::matrices;
+      const std::vector<float> matrices = values(run_training(config, fresh_run()), Quantity::master);
+      config.schedule.tile_bytes = 64 << 10;
+      config.schedule.update_threads = 3;
+      EXPECT_EQ(values(run_training(config, fresh_run()), Quantity::master), matrices);
+      config.optimizer.weight_decay = 0;
+      const std::vector<float> none = values(run_training(config, fresh_run()), Quantity::master);
+      // After one step the gradients were the same: a tensor is that of either run.
+      size_t vectors = 0, start = 0;
+      for (const UnitLayout& unit : make_layout(read_model_description(directory_.path() / "model")).units) {
+        for (const TensorLayout& tensor : unit.tensors) {
+          const bool decays = tensor.shape.size() >= 2;
+          vectors += !decays;
+          for (size_t i = start + tensor.offset; i < start + tensor.offset + tensor.elements; ++i)
+            ASSERT_EQ(matrices[i], decays ? all[i] : none[i]) << tensor.name;
+        }
+        start += unit.padded_elements;
+      }
+      EXPECT_EQ(vectors, 7u);  // two norms a block and the last
+      EXPECT_NE(matrices, all);
+      EXPECT_NE(matrices, none);
+    }
+}
+
 }  // namespace
 }  // namespace strata::scheduler
