@@ -48,6 +48,7 @@ class EvaluationOfTokens : public testing::Test {
     options.config = config;
     options.run_directory = fresh_run();
     options.resume = false;
+    for (const auto& store : config.tiers.nvme) options.discard.push_back(store.path.string());  // of an earlier run of the test
     options.hash_state = true;
     options.on_evaluation = [&](const EvaluationReport& report) { reports.push_back(report); };
     const TrainSummary done = train(options);
