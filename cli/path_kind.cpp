@@ -9,8 +9,10 @@
 #include "cli/run_files.hpp"
 #include "core/file.hpp"
 #include "core/json.hpp"
+#include "core/model_origin.hpp"
 #include "scheduler/checkpoint_manifest.hpp"
 #include "scheduler/run_marker.hpp"
+#include "scheduler/run_store.hpp"
 #include "scheduler/session_record.hpp"
 #include "tiers/format.hpp"
 #include "tiers/lock.hpp"
@@ -118,6 +120,8 @@ NamedPath identify(const fs::path& path) {
   if (!whole_checkpoint && is_stray_name(name.empty() ? parent.filename().string() : name)) return {PathKind::leftover, path};
   if (fs::is_directory(status)) {
     const fs::path named = name.empty() ? parent : path;  // "run/" is "run"
+    if (named.filename() == scheduler::kStoreFolder && has(named.parent_path(), scheduler::kManifestName))
+      return {PathKind::checkpoint, named.parent_path()};  // its copy of the store
     if (const auto kind = kind_of_directory(named)) return {*kind, named};
     refuse(path, fs::is_empty(path, error) ? "the directory is empty" : "the directory holds nothing that Strata knows");
   }
@@ -125,7 +129,9 @@ NamedPath identify(const fs::path& path) {
   if (name == scheduler::kManifestName) return {PathKind::checkpoint, parent};
   if (name == tiers::kCommitFileName || name == tiers::kStateFileName || name == tiers::kLockFileName)
     return identify(parent);
-  if (name == scheduler::kMarkerName || name == scheduler::kSessionName) return {PathKind::run_directory, parent};
+  if (name == scheduler::kMarkerName || name == scheduler::kSessionName || name == scheduler::kRunStoreName)
+    return {PathKind::run_directory, parent};
+  if (name == kOriginName || name == kCopyListName) return identify(parent);  // the model's, in a run or checkpoint
   if (name == "metrics.jsonl") return {PathKind::metrics, path};
   const ReadOnlyFile file(path);
   if (path.extension() == ".safetensors" || begins_as_safetensors(file)) return {PathKind::safetensors, path};

@@ -300,6 +300,10 @@ TEST_F(Inspect, TellsOfAMachineProfile) {
 TEST_F(Inspect, TellsOfAStoreThatWasNotFinished) {
   const TrainedRun trained(Optimizer::nvme);
   fs::remove(trained.store() / "strata.commit");
+  EXPECT_THAT(facts_of(trained.store()).at("problem").get<std::string>(), HasSubstr("put strata.commit back"));
+  const auto bytes = fs::file_size(trained.store() / "strata.state");
+  fs::resize_file(trained.store() / "strata.state", 4096);  // the header alone: no state was ever written
+  fs::resize_file(trained.store() / "strata.state", bytes);
   EXPECT_THAT(facts_of(trained.store()).at("problem").get<std::string>(), HasSubstr("interrupted"));
   fs::remove(trained.store() / "strata.state");
   EXPECT_THAT(facts_of(trained.store()).at("problem").get<std::string>(), HasSubstr("lock file"));
