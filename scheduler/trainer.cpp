@@ -98,10 +98,19 @@ class Trainer {
 
   std::filesystem::path save(bool moves_on) {
     flush();
+    commit_skipped_steps();
     session_.metrics->sync();
     return write_checkpoint(checkpoints(), plan(), runtime().state(), runtime().store(), current_,
                             {.keep = checkpoints_kept(plan()), .moves_on = moves_on},
                             options_.on_state_progress);
+  }
+
+  /// A skipped step changes no state and so commits nothing: without this the store would be of the step before the skipped ones, and
+  /// a checkpoint that names it of the step after them.
+  void commit_skipped_steps() {
+    tiers::NvmeStore* store = runtime().store();
+    if (store == nullptr || !plan().placement.all_state_in_store()) return;
+    if (const std::string record = current_.to_json(); store->record() != record) store->commit(record);
   }
 
   /// Whether the newest checkpoint is the store as it is now, which the next step moves on from, and is to be kept.

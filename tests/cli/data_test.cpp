@@ -1,4 +1,5 @@
 // Token files as the commands see them: their width, their description, and what a run refuses to read; long scans and Ctrl-C.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -194,7 +195,7 @@ TEST_F(DataFiles, WhatIsWrongWithAPathIsNotCalledSomethingElse) {
 
 TEST_F(DataFiles, AnIndexOfManyFilesIsToldWithoutOpeningWhatIsNotThere) {
   Json index = {{"weight_map", Json::object()}};
-  for (int i = 0; i < 200'000; ++i) index["weight_map"]["t" + std::to_string(i)] = "part-" + std::to_string(i) + ".safetensors";
+  for (int i = 0; i < 200'000; ++i) index["weight_map"][fmt::format("t{}", i)] = fmt::format("part-{}.safetensors", i);
   index["weight_map"]["w"] = "link.safetensors";
   fs::create_symlink("nowhere", scratch_ / "link.safetensors");
   fs::copy_file(model() / "model.safetensors", scratch_ / "part-7.safetensors");

@@ -146,7 +146,7 @@ TEST_F(StoreFault, WithoutItsNewestRecordTheStoreIsTheGenerationBeforeOrAnErrorN
   }
   flip_bit(file(kCommitFileName), table().area_offset(2) + 70);
   EXPECT_EQ(read_error(0).code(), ErrorCode::data_corruption);
-  EXPECT_THAT(NvmeStore::open(options_)->verify({}), ElementsAre(HasSubstr("first")));
+  EXPECT_THAT(NvmeStore::open(options_)->verify({}), ElementsAre(HasSubstr("generation 2 is damaged"), HasSubstr("first")));
 }
 
 TEST_F(StoreFault, TwoBrokenRecordsAreCorruption) {
@@ -374,7 +374,7 @@ TEST_F(StoreFault, VerifyReportsProgressAndReadErrors) {
   EXPECT_EQ(seen.front(), (std::pair<uint64_t, uint64_t>{0, 310'000}));
   EXPECT_EQ(seen.back(), (std::pair<uint64_t, uint64_t>{310'000, 310'000}));
   plan_->set({{.effect = Effect::error, .value = ENODEV, .nth = 1, .times = 1000, .operation = IoOperation::read, .file = {}}});
-  EXPECT_EQ(store->verify({}).size(), 6u);  // two headers, the record, three extents
+  EXPECT_EQ(store->verify({}).size(), 7u);  // two headers, both records, three extents
 }
 
 TEST_F(StoreFault, VerifyReadsWhatIsCommittedWhileARunHasWrittenMore) {
