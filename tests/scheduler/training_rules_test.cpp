@@ -133,6 +133,7 @@ TEST_F(TrainingRules, ANonFiniteGradientSkipsTheStepAndChangesNoTier) {
       options.config = config;
       options.run_directory = fresh_run();
       options.resume = false;
+      for (const auto& store : config.tiers.nvme) options.discard.push_back(store.path.string());  // of the run before
       options.on_step = [&](const StepReport& report) { skipped += report.skipped; };
       const TrainSummary summary = train(options);
       EXPECT_EQ(skipped, 3);
