@@ -263,7 +263,9 @@ int usable_processor_count() { return static_cast<int>(usable_processors().size(
 std::vector<NumaNode> numa_nodes() {
   const auto processors = usable_processors();
 #if STRATA_HAVE_HWLOC
-  if (auto nodes = numa_nodes_from_hwloc(); !nodes.empty()) return complete_nodes(std::move(nodes), processors);
+  // Where the system refuses to tell the mask, hwloc 2.9 asks for ever.
+  const bool may_ask = affinity_mask().has_value();
+  if (auto nodes = may_ask ? numa_nodes_from_hwloc() : std::vector<NumaNode>{}; !nodes.empty()) return complete_nodes(std::move(nodes), processors);
 #endif
   return numa_nodes_from_system("/", processors);
 }
