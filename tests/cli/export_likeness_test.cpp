@@ -132,7 +132,7 @@ TEST_P(ExportLikeness, ItNeedsNothingOfTheInputModel) {
 TEST_P(ExportLikeness, WhatIsNoWeightsGoesAlongAndWhatStaysBehindIsSaid) {
   const TrainedRun trained(GetParam(), {}, "llama_gqa", [](const fs::path& model) {
     fs::create_directories(model / "additional_chat_templates");
-    for (const char* name : {"tekken.json", "LICENSE", "additional_chat_templates/tool_use.jinja", "pytorch_model.bin"})
+    for (const char* name : {"preprocessor_config.json", "LICENSE", "additional_chat_templates/tool_use.jinja", "pytorch_model.bin"})
       write_file(model / name, name);
   });
   EXPECT_THAT(trained.said(), HasSubstr("pytorch_model.bin (weights"));
@@ -141,7 +141,7 @@ TEST_P(ExportLikeness, WhatIsNoWeightsGoesAlongAndWhatStaysBehindIsSaid) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_THAT(outcome.err, HasSubstr("left out: pytorch_model.bin (weights"));
   const auto files = files_of(out);
-  for (const char* name : {"tekken.json", "LICENSE", "additional_chat_templates/tool_use.jinja"}) EXPECT_EQ(files.at(name), name);
+  for (const char* name : {"preprocessor_config.json", "LICENSE", "additional_chat_templates/tool_use.jinja"}) EXPECT_EQ(files.at(name), name);
   EXPECT_EQ(files.size(), 5u);  // these, config.json, model.safetensors
 }
 
